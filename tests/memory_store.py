@@ -18,6 +18,7 @@ from protodcs.serve.store.base import (
     Checkpoint,
     Described,
     Fence,
+    KeySegment,
     Lease,
     ListedStream,
     Takeover,
@@ -40,6 +41,7 @@ class _Stream:
     snapshot: bytes | None = None
     start: int = 0
     journal: list[bytes] = field(default_factory=list)
+    keys: list[KeySegment] = field(default_factory=list)
     saved: dict[str, bytes] = field(default_factory=dict)
     created: float = field(default_factory=time.time)
     summary: bytes = b""
@@ -53,7 +55,8 @@ class _Stream:
 
 
 def _size(stream: _Stream) -> int:
-    return sum(map(len, [stream.spec, stream.snapshot or b"", *stream.journal, *stream.saved.values()]))
+    keys = [data for _, data in stream.keys]
+    return sum(map(len, [stream.spec, stream.snapshot or b"", *keys, *stream.journal, *stream.saved.values()]))
 
 
 class MemoryStore:
@@ -155,6 +158,7 @@ class MemoryStore:
             list(found.journal),
             found.incarnation,
             found.created,
+            list(found.keys),
         )
 
     async def commit(self, writes: Sequence[Write]) -> list[FencedError | StoreError | None]:
@@ -201,6 +205,10 @@ class MemoryStore:
         if checkpoint.position > found.position:
             return False
         found.snapshot, found.covered_by = checkpoint.snapshot, checkpoint.fence
+        first, last = checkpoint.kept_keys
+        found.keys = [segment for segment in found.keys if first <= segment.position <= last]
+        if checkpoint.keys:
+            found.keys.append(KeySegment(checkpoint.position, checkpoint.keys))
         del found.journal[: checkpoint.position - found.start]
         found.start = checkpoint.position
         return True

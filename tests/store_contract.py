@@ -8,7 +8,8 @@ import asyncio
 import hashlib
 import tempfile
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 
@@ -62,31 +63,23 @@ STORES: dict[str, Callable[[Path], Awaitable[Store]]] = {
 SHARED_STORES = [name for name in STORES if name != "sqlite"]
 
 
-def of_every_store(check: Callable[[Store], Awaitable[None]]) -> Callable[..., None]:
-    """A test of every store, from a coroutine that is given an empty one."""
-    return _of_stores(check, list(STORES))
+def of_stores(*names: str) -> pytest.MarkDecorator:
+    """Mark a test that gets an empty store, `store`, for each of these names."""
+    return pytest.mark.parametrize("store", names, indirect=True)
 
 
-def of_shared_stores(check: Callable[[Store], Awaitable[None]]) -> Callable[..., None]:
-    """Return a test of every store that several workers share, from a coroutine that gets an empty one."""
-    return _of_stores(check, SHARED_STORES)
+of_every_store = of_stores(*STORES)
+of_shared_stores = of_stores(*SHARED_STORES)
 
 
-def _of_stores(check: Callable[[Store], Awaitable[None]], names: list[str]) -> Callable[..., None]:
-    @pytest.mark.parametrize("name", names)
-    def test(name: str, tmp_path: Path) -> None:
-        asyncio.run(_checked(name, tmp_path, check))
-
-    test.__name__, test.__doc__ = check.__name__, check.__doc__
-    return test
-
-
-async def _checked(name: str, folder: Path, check: Callable[[Store], Awaitable[None]]) -> None:
+@asynccontextmanager
+async def opened(name: str, folder: Path) -> AsyncIterator[Store]:
+    """An empty store with a lease of worker "one"."""
     store = await STORES[name](folder)
     try:
-        await store.renew("one", "1", 60)
+        await store.renew("one", "1", 600)
         await store.put_shared(BLOB, b"blob")
-        await check(store)
+        yield store
     finally:
         await store.close()
 
@@ -108,6 +101,7 @@ class _Stream:
     def __init__(self, spec: bytes):
         self.spec = spec
         self.snapshot: bytes | None = None
+        self.keys: dict[int, bytes] = {}
         self.start = 0
         self.journal: list[bytes] = []
         self.saved: dict[str, bytes] = {}
@@ -124,6 +118,10 @@ class _Stream:
         else:
             del self.journal[: write.position - self.start]
             self.start, self.snapshot = write.position, write.snapshot
+            first, last = write.kept_keys
+            self.keys = {at: data for at, data in self.keys.items() if first <= at <= last}
+            if write.keys:
+                self.keys[write.position] = write.keys
 
 
 IDS = st.sampled_from(["a", "b:c", "\n\ud83d\ude00", "tenant/a", "tenant/b"])
@@ -178,6 +176,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert held.epoch > known.fence.epoch
         assert (held.spec, held.snapshot, held.start) == (known.spec, known.snapshot, known.start)
         assert held.tail == known.journal
+        assert list(held.keys) == sorted(known.keys.items())
         known.fence, known.held = held.fence, True
         self.last = [], []
 
@@ -193,7 +192,9 @@ class StoreMachine(RuleBasedStateMachine):
             fence = older(known.fence, stale[-1])
             if data.draw(st.booleans(), label="checkpoint"):
                 position = data.draw(st.integers(known.start, known.position), label="position")
-                writes.append(Checkpoint(stream, fence, position, data.draw(BYTES)))
+                keys = data.draw(BYTES, label="keys")
+                kept = data.draw(st.integers(0, position)), data.draw(st.integers(-1, position - 1))
+                writes.append(Checkpoint(stream, fence, position, data.draw(BYTES), keys, kept))
             else:
                 records = data.draw(st.lists(BYTES, min_size=1, max_size=4))
                 writes.append(Batch(stream, fence, known.position, records))
@@ -282,7 +283,7 @@ class StoreMachine(RuleBasedStateMachine):
     def check_usage(self) -> None:
         expected: Counter[str] = Counter()
         for stream, known in self.model.items():
-            parts = [known.spec, known.snapshot or b"", *known.journal, *known.saved.values()]
+            parts = [known.spec, known.snapshot or b"", *known.keys.values(), *known.journal, *known.saved.values()]
             expected[tenant_of(stream)] += sum(map(len, parts))
         for tenant in {tenant_of(stream) for stream in self.model}:
             expected[tenant] += len(b"blob")

@@ -186,7 +186,7 @@ def test_a_service_in_one_process_is_stopped_in_mid_work_and_started_again(tmp_p
 
 
 @pytest.mark.long
-def test_ten_minutes_of_load_do_not_make_it_grow(tmp_path, clip_stream):
+async def test_ten_minutes_of_load_do_not_make_it_grow(tmp_path, clip_stream):
     """Once streams have learned as much as they hold, it grows by no more than a tenth."""
     seconds = float(os.environ.get("PROTODCS_STEADY_SECONDS", 600))
     prototypes, features, _ = clip_stream("dtd")
@@ -196,17 +196,6 @@ def test_ten_minutes_of_load_do_not_make_it_grow(tmp_path, clip_stream):
     guard = GuardSettings()
     learned = StreamDCSConfig().history + 2 * guard.keep_windows * guard.window
     samples, sent = [], []
-
-    async def load():
-        async with httpx.AsyncClient(base_url=service.base_url, timeout=60) as client:
-            for stream in streams:
-                created = await client.post("/v1/streams", json={"id": stream, "prototypes": prototypes.tolist()})
-                assert created.status_code == 201, created.text
-            await asyncio.gather(*(camera(client, stream, lambda turn: turn < learned) for stream in streams))
-            until = time.monotonic() + seconds
-            cameras = (camera(client, stream, lambda _: time.monotonic() < until) for stream in streams)
-            _, *turns = await asyncio.gather(watch(until), *cameras)
-            sent.extend(turns)
 
     async def camera(client, stream, goes_on):
         turn = 0
@@ -224,7 +213,15 @@ def test_ten_minutes_of_load_do_not_make_it_grow(tmp_path, clip_stream):
 
     service = Service(tmp_path, store=f"sqlite:{tmp_path / 'streams'}", snapshot_records=100, unload_seconds=30.0)
     with service:
-        asyncio.run(load())
+        async with httpx.AsyncClient(base_url=service.base_url, timeout=60) as client:
+            for stream in streams:
+                created = await client.post("/v1/streams", json={"id": stream, "prototypes": prototypes.tolist()})
+                assert created.status_code == 201, created.text
+            await asyncio.gather(*(camera(client, stream, lambda turn: turn < learned) for stream in streams))
+            until = time.monotonic() + seconds
+            cameras = (camera(client, stream, lambda _: time.monotonic() < until) for stream in streams)
+            _, *turns = await asyncio.gather(watch(until), *cameras)
+            sent.extend(turns)
     print(f"{sum(sent)} samples in {seconds:.0f} s, after {learned} for each of {len(streams)} streams")
     third = len(samples) // 3
     first, *later = (np.mean(part) for part in (samples[:third], samples[third : 2 * third], samples[2 * third :]))

@@ -1,10 +1,13 @@
 """A retry is recognised by its key, gets the first answer, and is never applied again."""
 
+import struct
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from protodcs.errors import AnswerExpiredError, StoreError, UsageError
+from protodcs.serve.store.base import Checkpoint, Fence, KeySegment
 from protodcs.serve.stream.idempotency import IdempotencyCache, IdempotencyLimits, digest_of
 from protodcs.serve.stream.records import Kind, Record
 
@@ -106,40 +109,112 @@ def test_a_digest_depends_on_where_the_content_is_split():
 
 @pytest.mark.parametrize("cut", [0, 3, 20, -1])
 def test_damaged_bytes_are_an_error(cut):
-    packed = cache_of(record(position) for position in range(3)).pack()
+    cache = cache_of(record(position) for position in range(3))
+    packed, (keys, _) = cache.pack(), cache.unstored_keys()
     with pytest.raises(StoreError, match="cannot be read"):
-        IdempotencyCache(IdempotencyLimits(3, 3, 1.0)).load(packed[:cut])
+        cache_of([]).load(packed[:cut])
+    with pytest.raises(StoreError, match="damaged"):
+        cache_of([]).load(packed, [KeySegment(3, keys[:cut])])
+
+
+class Disk:
+    """What a store has of a stream: its newest snapshot and the segments of keys."""
+
+    def __init__(self):
+        self.snapshot, self.segments, self.start = None, {}, 0
+        # Of each checkpoint, the bytes of its keys.
+        self.written = []
+
+    def store(self, checkpoint):
+        first, last = checkpoint.kept_keys
+        self.segments = {at: data for at, data in self.segments.items() if first <= at <= last}
+        if checkpoint.keys:
+            self.segments[checkpoint.position] = checkpoint.keys
+        self.snapshot, self.start = checkpoint.snapshot, checkpoint.position
+        self.written.append(len(checkpoint.keys))
+
+    def load(self, limits):
+        cache = IdempotencyCache(limits)
+        if self.snapshot is not None:
+            cache.load(self.snapshot, [KeySegment(*item) for item in sorted(self.segments.items())])
+        return cache
+
+
+def checkpoint_of(cache, position):
+    cache.trim()
+    return Checkpoint("s", Fence(1), position, cache.pack(), *cache.unstored_keys())
 
 
 @given(
     limits=st.builds(IdempotencyLimits, st.integers(0, 6), st.integers(0, 6), st.sampled_from([0.0, 0.002, 3.0])),
     steps=st.lists(
-        st.tuples(st.integers(0, 1500), st.sampled_from("abcdef"), st.booleans(), st.booleans()), max_size=40
+        st.tuples(st.integers(0, 1500), st.sampled_from("abcdef"), st.booleans(), st.booleans(), st.booleans()),
+        max_size=40,
     ),
 )
-@example(limits=IdempotencyLimits(2, 2, 0.002), steps=[(1, "a", True, True)] * 9)
-@settings(max_examples=200)
+@example(limits=IdempotencyLimits(2, 2, 0.002), steps=[(1, "a", True, True, True)] * 9)
+@settings(max_examples=300)
 def test_a_stream_that_was_unloaded_recognises_the_same_requests(limits, steps):
-    """At any step a snapshot may be made, and one of two caches may be loaded again from snapshot and journal."""
-    never, unloaded = IdempotencyCache(limits), IdempotencyCache(limits)
-    snapshot, journal, time, rows = b"", [], 10_000, dict.fromkeys("abcdef", 0)
-    for position, (later, key, checkpoint, unload) in enumerate(steps):
+    """One of two caches is loaded again from its checkpoints and journal. A checkpoint may be durable late."""
+    never, unloaded, disk = IdempotencyCache(limits), IdempotencyCache(limits), Disk()
+    journal, time, rows, under_way, covered = [], 10_000, dict.fromkeys("abcdef", 0), [], 0
+    for position, (later, key, is_made, is_durable, is_unloaded) in enumerate(steps):
         time += later
         one = record(position, time, key, rows[key])
         rows[key] += 1
         never.add(one)
         unloaded.add(one)
         journal.append(one)
-        if checkpoint:
+        if is_made:
             never.trim()
-            unloaded.trim()
-            snapshot, journal = unloaded.pack(), []
-        if unload:
-            unloaded = IdempotencyCache(limits)
-            if snapshot:
-                unloaded.load(snapshot)
-            for kept in journal:
+            covered = position + 1
+            under_way.append(checkpoint_of(unloaded, covered))
+        if is_durable or is_unloaded:
+            for checkpoint in under_way:
+                disk.store(checkpoint)
+                unloaded.stored(checkpoint)
+            under_way = []
+        if is_unloaded:
+            unloaded = disk.load(limits)
+            for kept in journal[disk.start :]:
                 unloaded.add(Record.unpack(kept.pack()))
         assert unloaded.pack() == never.pack()
-        assert unloaded.time == time or not unloaded._entries
-        assert all(found(unloaded, kept.key, kept.row) == kept.position for kept in journal)
+        assert unloaded._entries == never._entries
+        assert list(unloaded._entries) == list(never._entries)
+        assert unloaded.time == time
+        assert all(found(unloaded, kept.key, kept.row) == kept.position for kept in journal[covered:])
+
+
+@pytest.mark.parametrize(("each", "seconds"), [(1, 300.0), (100, 3.0), (1_000, 30.0)])
+def test_a_long_stream_writes_few_keys_at_a_time_and_has_few_segments(each, seconds):
+    """`each` records follow one another in a checkpoint, a millisecond apart."""
+    limits, disk = IdempotencyLimits(10, 10, seconds), Disk()
+    cache, count = IdempotencyCache(limits), 100 * each if each > 1 else 3_000
+    for position in range(count):
+        cache.add(record(position, time=position))
+        if (position + 1) % each == 0:
+            checkpoint = checkpoint_of(cache, position + 1)
+            disk.store(checkpoint)
+            cache.stored(checkpoint)
+    one = (disk.written[0] - 4) / each
+    # Keys of the time that they are kept for, and as many that were merged with newer ones.
+    kept = min(1000 * seconds, count)
+    assert kept * one <= sum(map(len, disk.segments.values())) <= 2 * (kept + each) * one + (1 << 19)
+    assert len(disk.segments) <= 12 + kept * one / (1 << 18)
+    # A segment is merged with others at most once for each doubling of its size.
+    assert sum(disk.written) <= 13 * count * one
+    again = disk.load(limits)
+    assert list(again._entries.items()) == list(cache._entries.items())
+    assert len(again._entries) == min(1000 * seconds + 1, count)
+
+
+def test_keys_of_a_snapshot_of_version_5_are_found():
+    cache = cache_of((record(position, time=1000 * position) for position in range(6)), answers=6)
+    keys = cache.unstored_keys()[0][:-4]
+    packed = cache.pack()[: -struct.calcsize("<QQQ")]
+    earlier = cache_of([], answers=6)
+    earlier.load(packed[:12] + struct.pack("<I", 6) + packed[16:] + keys)
+    assert [found(earlier, f"key-{position}") for position in range(7)] == [*range(6), None]
+    cache_of([]).load(cache_of([]).pack()[:16])
+    # The first checkpoint stores them all.
+    assert earlier.unstored_keys() == cache.unstored_keys()

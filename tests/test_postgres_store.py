@@ -20,8 +20,6 @@ from protodcs.serve.store.postgres import PostgresStore
 from service.postgres import PostgresServer, shared_postgres
 from store_contract import BLOB, begun
 
-run = asyncio.run
-
 
 @pytest.fixture
 def url():
@@ -68,187 +66,158 @@ def entry(position, text):
 # Several processes.
 
 
-def test_two_processes_write_their_streams_and_see_those_of_the_other(url):
-    async def use():
-        async with opened(url) as one, opened(url) as two:
-            fence = await created(one, "acme/a")
-            await two.renew("two", "1", 60)
-            assert await two.create("acme/b", b"spec", BLOB)
-            other = (await two.acquire("acme/b", "two", "1")).fence
-            with pytest.raises(HeldError, match="'one'"):
-                await two.acquire("acme/a", "two", "1")
-            for position in range(5):
-                batches = (
-                    [Batch("acme/a", fence, position, [b"%d" % position])],
-                    [Batch("acme/b", other, position, [b"x"])],
-                )
-                assert await asyncio.gather(one.commit(batches[0]), two.commit(batches[1])) == [[None], [None]]
-            assert await two.usage() == await one.usage() == {"acme": 8 + 10 + 4}
-            assert (await one.totals()).streams == 2
-
-    run(use())
+async def test_two_processes_write_their_streams_and_see_those_of_the_other(url):
+    async with opened(url) as one, opened(url) as two:
+        fence = await created(one, "acme/a")
+        await two.renew("two", "1", 60)
+        assert await two.create("acme/b", b"spec", BLOB)
+        other = (await two.acquire("acme/b", "two", "1")).fence
+        with pytest.raises(HeldError, match="'one'"):
+            await two.acquire("acme/a", "two", "1")
+        for position in range(5):
+            batches = (
+                [Batch("acme/a", fence, position, [b"%d" % position])],
+                [Batch("acme/b", other, position, [b"x"])],
+            )
+            assert await asyncio.gather(one.commit(batches[0]), two.commit(batches[1])) == [[None], [None]]
+        assert await two.usage() == await one.usage() == {"acme": 8 + 10 + 4}
+        assert (await one.totals()).streams == 2
 
 
-def test_a_process_that_remembers_a_stream_is_fenced_by_another_that_took_it(url):
-    async def use():
-        async with opened(url) as one, opened(url) as two:
-            fence = await created(one)
-            assert await one.commit([Batch("s", fence, 0, [b"0"])]) == [None]
-            await one.release("s", fence)
-            held = await two.acquire("s", "two", "1")
-            # From memory the row of the first process still fits.
-            good = await begun(one, "good")
-            outcomes = await one.commit([Batch("s", fence, 1, [b"bad"]), Batch("good", good, 0, [b"0"])])
-            assert [type(outcome) for outcome in outcomes] == [FencedError, type(None)]
-            assert await two.commit([Batch("s", held.fence, 1, [b"1"])]) == [None]
-            assert (await two.acquire("s", "two", "1")).tail == [b"0", b"1"]
-            assert (await two.acquire("good", "one", "1")).tail == [b"0"]
-
-    run(use())
+async def test_a_process_that_remembers_a_stream_is_fenced_by_another_that_took_it(url):
+    async with opened(url) as one, opened(url) as two:
+        fence = await created(one)
+        assert await one.commit([Batch("s", fence, 0, [b"0"])]) == [None]
+        await one.release("s", fence)
+        held = await two.acquire("s", "two", "1")
+        # From memory the row of the first process still fits.
+        good = await begun(one, "good")
+        outcomes = await one.commit([Batch("s", fence, 1, [b"bad"]), Batch("good", good, 0, [b"0"])])
+        assert [type(outcome) for outcome in outcomes] == [FencedError, type(None)]
+        assert await two.commit([Batch("s", held.fence, 1, [b"1"])]) == [None]
+        assert (await two.acquire("s", "two", "1")).tail == [b"0", b"1"]
+        assert (await two.acquire("good", "one", "1")).tail == [b"0"]
 
 
-def test_an_epoch_that_is_given_out_twice_fences_its_first_worker(url):
+async def test_an_epoch_that_is_given_out_twice_fences_its_first_worker(url):
     """A restored backup, or a standby that lacks the last commits, undoes an acquisition, so its epoch comes again."""
     sql = shared_postgres().sql
-
-    async def use():
-        async with opened(url) as one, opened(url) as two, opened(url) as three:
-            await one.release("s", await created(one))
-            sql("CREATE TABLE backup AS SELECT * FROM streams", url)
-            first = (await two.acquire("s", "two", "1")).fence
-            names = ("epoch", "token", "worker", "incarnation")
-            sql(f"UPDATE streams SET {', '.join(f'{name} = backup.{name}' for name in names)} FROM backup", url)
-            second = (await three.acquire("s", "three", "1")).fence
-            assert second.epoch == first.epoch
-            # The position that both write to is free: only the token tells them apart.
-            (outcome,) = await two.commit([Batch("s", first, 0, [b"of the first"])])
-            assert isinstance(outcome, FencedError)
-            assert await three.commit([Batch("s", second, 0, [b"of the second"])]) == [None]
-            assert (await three.acquire("s", "three", "1")).tail == [b"of the second"]
-
-    run(use())
+    async with opened(url) as one, opened(url) as two, opened(url) as three:
+        await one.release("s", await created(one))
+        sql("CREATE TABLE backup AS SELECT * FROM streams", url)
+        first = (await two.acquire("s", "two", "1")).fence
+        names = ("epoch", "token", "worker", "incarnation")
+        sql(f"UPDATE streams SET {', '.join(f'{name} = backup.{name}' for name in names)} FROM backup", url)
+        second = (await three.acquire("s", "three", "1")).fence
+        assert second.epoch == first.epoch
+        # The position that both write to is free: only the token tells them apart.
+        (outcome,) = await two.commit([Batch("s", first, 0, [b"of the first"])])
+        assert isinstance(outcome, FencedError)
+        assert await three.commit([Batch("s", second, 0, [b"of the second"])]) == [None]
+        assert (await three.acquire("s", "three", "1")).tail == [b"of the second"]
 
 
-def test_a_stream_that_another_process_deleted_is_fenced(url):
-    async def use():
-        async with opened(url) as one, opened(url) as two:
-            fence = await created(one)
-            assert await one.commit([Batch("s", fence, 0, [b"0"])]) == [None]
-            await two.delete("s", fence)
-            assert isinstance((await one.commit([Batch("s", fence, 1, [b"1"])]))[0], FencedError)
-            await two.put_shared(BLOB, b"blob")
-            again = await begun(two)
-            assert again.epoch > fence.epoch
-
-    run(use())
+async def test_a_stream_that_another_process_deleted_is_fenced(url):
+    async with opened(url) as one, opened(url) as two:
+        fence = await created(one)
+        assert await one.commit([Batch("s", fence, 0, [b"0"])]) == [None]
+        await two.delete("s", fence)
+        assert isinstance((await one.commit([Batch("s", fence, 1, [b"1"])]))[0], FencedError)
+        await two.put_shared(BLOB, b"blob")
+        again = await begun(two)
+        assert again.epoch > fence.epoch
 
 
-def test_a_commit_without_reads_is_one_statement(url, monkeypatch):
-    async def use():
-        async with opened(url) as store:
-            fence = await created(store)
-            sent = []
-            send = postgres._Transaction._send
+async def test_a_commit_without_reads_is_one_statement(url, monkeypatch):
+    async with opened(url) as store:
+        fence = await created(store)
+        sent = []
+        send = postgres._Transaction._send
 
-            async def spy(self, statement, values):
-                sent.append(statement)
-                return await send(self, statement, values)
+        async def spy(self, statement, values):
+            sent.append(statement)
+            return await send(self, statement, values)
 
-            await store.commit([Batch("s", fence, 0, [b"0"], b"", [entry(0, "a")])])
-            monkeypatch.setattr(postgres._Transaction, "_send", spy)
-            await store.commit([Batch("s", fence, 1, [b"1"], b"", [entry(1, "b")])])
-            assert len(sent) == 1
-            assert [one.image_ref for one in (await store.read_log("s", LogQuery())).entries] == ["b", "a"]
-
-    run(use())
+        await store.commit([Batch("s", fence, 0, [b"0"], b"", [entry(0, "a")])])
+        monkeypatch.setattr(postgres._Transaction, "_send", spy)
+        await store.commit([Batch("s", fence, 1, [b"1"], b"", [entry(1, "b")])])
+        assert len(sent) == 1
+        assert [one.image_ref for one in (await store.read_log("s", LogQuery())).entries] == ["b", "a"]
 
 
-def test_readers_of_notices_miss_none_though_processes_write_at_once(url):
-    async def use():
-        async with opened(url) as one, opened(url) as two:
-            stores, seen, after, ended = {"a": one, "b": two}, [], 0, asyncio.Event()
-            fences = {name: await created(store, f"acme/{name}") for name, store in stores.items()}
+async def test_readers_of_notices_miss_none_though_processes_write_at_once(url):
+    async with opened(url) as one, opened(url) as two:
+        stores, seen, after, ended = {"a": one, "b": two}, [], 0, asyncio.Event()
+        fences = {name: await created(store, f"acme/{name}") for name, store in stores.items()}
 
-            async def write(name):
-                for position in range(60):
-                    notice = Notice(position, 1, 1000, "guard", "{}")
-                    batch = Batch(f"acme/{name}", fences[name], position, [b"r"], notices=[notice])
-                    assert await stores[name].commit([batch]) == [None]
+        async def write(name):
+            for position in range(60):
+                notice = Notice(position, 1, 1000, "guard", "{}")
+                batch = Batch(f"acme/{name}", fences[name], position, [b"r"], notices=[notice])
+                assert await stores[name].commit([batch]) == [None]
 
-            async def read():
-                nonlocal after
-                while True:
-                    last = ended.is_set()
-                    found = await one.read_tenant_notices("acme", after, 1000)
-                    seen.extend((stream, notice.position) for _, stream, notice in found)
-                    after = found[-1][0] if found else after
-                    if last:
-                        return
+        async def read():
+            nonlocal after
+            while True:
+                last = ended.is_set()
+                found = await one.read_tenant_notices("acme", after, 1000)
+                seen.extend((stream, notice.position) for _, stream, notice in found)
+                after = found[-1][0] if found else after
+                if last:
+                    return
 
-            reading = asyncio.create_task(read())
-            await asyncio.gather(*map(write, stores))
-            ended.set()
-            await reading
-            assert sorted(seen) == [(f"acme/{name}", position) for name in "ab" for position in range(60)]
-
-    run(use())
+        reading = asyncio.create_task(read())
+        await asyncio.gather(*map(write, stores))
+        ended.set()
+        await reading
+        assert sorted(seen) == [(f"acme/{name}", position) for name in "ab" for position in range(60)]
 
 
-def test_a_blob_that_one_process_deletes_while_another_uses_it_is_there_or_missing_as_the_creation_says(url):
-    async def use():
-        async with opened(url) as one, opened(url) as two:
-            for number in range(30):
-                fence = await created(one, f"old{number}")
-                made, _ = await asyncio.gather(
-                    two.create(f"new{number}", b"spec", BLOB), one.delete(f"old{number}", fence), return_exceptions=True
-                )
-                assert made is True or isinstance(made, StoreError)
-                assert await two.has_shared(BLOB) == (made is True)
-                if made is True:
-                    await two.delete(f"new{number}", (await two.acquire(f"new{number}", "one", "1")).fence)
-            assert await one.usage() == {}
-
-    run(use())
+async def test_a_blob_that_one_process_deletes_while_another_uses_it_is_there_or_missing_as_the_creation_says(url):
+    async with opened(url) as one, opened(url) as two:
+        for number in range(30):
+            fence = await created(one, f"old{number}")
+            made, _ = await asyncio.gather(
+                two.create(f"new{number}", b"spec", BLOB), one.delete(f"old{number}", fence), return_exceptions=True
+            )
+            assert made is True or isinstance(made, StoreError)
+            assert await two.has_shared(BLOB) == (made is True)
+            if made is True:
+                await two.delete(f"new{number}", (await two.acquire(f"new{number}", "one", "1")).fence)
+        assert await one.usage() == {}
 
 
 # Layouts.
 
 
-def test_trimming_a_log_waits_for_no_commit_unless_it_deletes_something(url):
+async def test_trimming_a_log_waits_for_no_commit_unless_it_deletes_something(url):
     """Commits of all streams of all processes would wait for trims too, and trims for each other."""
     limits = LogLimits(3600.0, 2, 2**20, 0)
-
-    async def write():
-        async with opened(url) as store, await psycopg.AsyncConnection.connect(url) as other:
-            fence = await created(store)
-            await store.commit([Batch("s", fence, 0, [b"a"], log=[entry(0, "a")])])
-            # As another process that is writing to the stream.
-            await other.execute("SELECT * FROM log_sizes FOR UPDATE")
-            await store.trim_log(limits, now=None)
-            await other.rollback()
-            await store.commit([Batch("s", fence, 1, [b"b", b"c"], log=[entry(1, "b"), entry(2, "c")])])
-            await other.execute("SELECT * FROM log_sizes FOR UPDATE")
-            trim = asyncio.create_task(store.trim_log(limits, now=None))
-            while not shared_postgres().sql("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
-                assert not trim.done()
-                await asyncio.sleep(0.01)
-            await other.rollback()
-            await trim
-            return [found.position for found in (await store.read_log("s", LogQuery())).entries]
-
-    assert run(write()) == [2, 1]
+    async with opened(url) as store, await psycopg.AsyncConnection.connect(url) as other:
+        fence = await created(store)
+        await store.commit([Batch("s", fence, 0, [b"a"], log=[entry(0, "a")])])
+        # As another process that is writing to the stream.
+        await other.execute("SELECT * FROM log_sizes FOR UPDATE")
+        await store.trim_log(limits, now=None)
+        await other.rollback()
+        await store.commit([Batch("s", fence, 1, [b"b", b"c"], log=[entry(1, "b"), entry(2, "c")])])
+        await other.execute("SELECT * FROM log_sizes FOR UPDATE")
+        trim = asyncio.create_task(store.trim_log(limits, now=None))
+        while not shared_postgres().sql("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+            assert not trim.done()
+            await asyncio.sleep(0.01)
+        await other.rollback()
+        await trim
+        assert [found.position for found in (await store.read_log("s", LogQuery())).entries] == [2, 1]
 
 
-def test_processes_that_start_at_once_create_the_tables_once(url):
-    async def use():
-        stores = [PostgresStore(url) for _ in range(5)]
-        await asyncio.gather(*(store.prepare() for store in stores))
-        await created(stores[0])
-        assert [(await store.describe("s")).position for store in stores] == [0] * 5
-        for store in stores:
-            await store.close()
-
-    run(use())
+async def test_processes_that_start_at_once_create_the_tables_once(url):
+    stores = [PostgresStore(url) for _ in range(5)]
+    await asyncio.gather(*(store.prepare() for store in stores))
+    await created(stores[0])
+    assert [(await store.describe("s")).position for store in stores] == [0] * 5
+    for store in stores:
+        await store.close()
 
 
 def next_layout(**changes):
@@ -257,72 +226,67 @@ def next_layout(**changes):
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-def test_a_process_of_the_version_before_goes_on_unless_the_migration_breaks_it(url, monkeypatch, breaks):
-    async def use():
-        async with opened(url) as before:
-            fence = await created(before)
-            assert await before.commit([Batch("s", fence, 0, [b"0"])]) == [None]
-            with monkeypatch.context() as later:
-                later.setattr(postgres, "MIGRATIONS", [*schema.MIGRATIONS, next_layout(breaks=breaks)])
-                later.setattr(postgres, "LAYOUT", schema.LAYOUT + 1)
-                for _ in range(2):
-                    async with opened(url) as after:
-                        assert (await after.describe("s")).position == 1
-                        assert await after._ask("SELECT note FROM streams") == [(None,)]
-            assert await before.commit([Batch("s", fence, 1, [b"1"]), Checkpoint("s", fence, 2, b"0 1")]) == [None] * 2
-            held = await before.acquire("s", "one", "1")
-            assert (held.snapshot, held.start) == (b"0 1", 2)
-            # One that starts later sees the new tables.
-            if breaks:
-                with pytest.raises(StoreError, match="has layout 7, and this one reads 6"):
-                    await refused(url)
-            else:
-                async with opened(url) as another:
-                    assert (await another.describe("s")).position == 2
-
-    run(use())
+async def test_a_process_of_the_version_before_goes_on_unless_the_migration_breaks_it(url, monkeypatch, breaks):
+    async with opened(url) as before:
+        fence = await created(before)
+        assert await before.commit([Batch("s", fence, 0, [b"0"])]) == [None]
+        with monkeypatch.context() as later:
+            later.setattr(postgres, "MIGRATIONS", [*schema.MIGRATIONS, next_layout(breaks=breaks)])
+            later.setattr(postgres, "LAYOUT", schema.LAYOUT + 1)
+            for _ in range(2):
+                async with opened(url) as after:
+                    assert (await after.describe("s")).position == 1
+                    assert await after._ask("SELECT note FROM streams") == [(None,)]
+        assert await before.commit([Batch("s", fence, 1, [b"1"]), Checkpoint("s", fence, 2, b"0 1")]) == [None] * 2
+        held = await before.acquire("s", "one", "1")
+        assert (held.snapshot, held.start) == (b"0 1", 2)
+        # One that starts later sees the new tables.
+        if breaks:
+            newer = f"has layout {schema.LAYOUT + 1}, and this one reads {schema.LAYOUT}"
+            with pytest.raises(StoreError, match=newer):
+                await refused(url)
+        else:
+            async with opened(url) as another:
+                assert (await another.describe("s")).position == 2
 
 
-def test_a_migration_that_fails_leaves_everything_as_it_was(url, monkeypatch):
-    async def use():
-        async with opened(url) as store:
-            await created(store)
-            broken = schema.Migration(schema.LAYOUT + 1, "", "ALTER TABLE streams ADD COLUMN note TEXT; SELECT nothing")
-            with monkeypatch.context() as later:
-                later.setattr(postgres, "MIGRATIONS", [*schema.MIGRATIONS, broken])
-                with pytest.raises(StoreError, match="nothing"):
-                    await refused(url)
-            assert await store._ask("SELECT number FROM layout") == [(schema.LAYOUT,)]
-            with pytest.raises(StoreError, match="note"):
-                await store._ask("SELECT note FROM streams")
-            async with opened(url) as again:
-                assert (await again.describe("s")).position == 0
-
-    run(use())
+async def test_a_migration_that_fails_leaves_everything_as_it_was(url, monkeypatch):
+    async with opened(url) as store:
+        await created(store)
+        broken = schema.Migration(schema.LAYOUT + 1, "", "ALTER TABLE streams ADD COLUMN note TEXT; SELECT nothing")
+        with monkeypatch.context() as later:
+            later.setattr(postgres, "MIGRATIONS", [*schema.MIGRATIONS, broken])
+            with pytest.raises(StoreError, match="nothing"):
+                await refused(url)
+        assert await store._ask("SELECT number FROM layout") == [(schema.LAYOUT,)]
+        with pytest.raises(StoreError, match="note"):
+            await store._ask("SELECT note FROM streams")
+        async with opened(url) as again:
+            assert (await again.describe("s")).position == 0
 
 
 # Addresses and settings.
 
 
-def test_addresses_and_servers_that_cannot_be_used_are_clear_errors(url):
+async def test_addresses_and_servers_that_cannot_be_used_are_clear_errors(url):
     with pytest.raises(ConfigError, match="postgresql://USER@HOST:PORT/DATABASE") as problem:
         PostgresStore("postgresql://me:secret@[host/x")
     assert "secret" not in str(problem.value)
     with pytest.raises(StoreError, match=r"PostgreSQL at 127\.0\.0\.1:1/x cannot be read or written") as problem:
-        run(open_store(ServeConfig(store="postgresql://me:secret@127.0.0.1:1/x")))
+        await open_store(ServeConfig(store="postgresql://me:secret@127.0.0.1:1/x"))
     assert "secret" not in str(problem.value)
     with pytest.raises(StoreError, match="synchronous_standby_names"):
-        run(open_store(ServeConfig(store=url, store_replicas=1)))
+        await open_store(ServeConfig(store=url, store_replicas=1))
     with pytest.raises(StoreError, match="`synchronous_commit` is `off`"):
-        run(open_store(ServeConfig(store=f"{url}?options=-csynchronous_commit%3Doff")))
+        await open_store(ServeConfig(store=f"{url}?options=-csynchronous_commit%3Doff"))
 
 
-def test_a_server_that_may_lose_writes_is_refused():
+async def test_a_server_that_may_lose_writes_is_refused():
     with (
         PostgresServer(fsync="off", full_page_writes="off") as server,
         pytest.raises(StoreError, match=r"could lose acknowledged writes: `fsync` is `off`.*`full_page_writes`"),
     ):
-        run(refused(server.url))
+        await refused(server.url)
 
 
 # Faults.
@@ -389,20 +353,15 @@ class Writer:
                 self.acknowledged[stream] = int(count)
 
 
-def check(url, acknowledged):
+async def check(url, acknowledged):
     """Nothing that was acknowledged is lost, nothing is doubled or out of order, and the log says the same."""
-
-    async def read():
-        async with opened(url) as store:
-            found = await records_of(store)
-            query = LogQuery(newest_first=False, limit=100_000)
-            log = {stream: (await store.read_log(stream, query)).entries for stream in found}
-            sums = await store._ask("SELECT CAST(sum(state_bytes + journal_bytes) AS bigint) FROM streams")
-            blobs = await store._ask("SELECT sum(length(data)) FROM blobs")
-            assert sum((await store.usage()).values()) == sums[0][0] + blobs[0][0]
-            return found, log
-
-    found, log = run(read())
+    async with opened(url) as store:
+        found = await records_of(store)
+        query = LogQuery(newest_first=False, limit=100_000)
+        log = {stream: (await store.read_log(stream, query)).entries for stream in found}
+        sums = await store._ask("SELECT CAST(sum(state_bytes + journal_bytes) AS bigint) FROM streams")
+        blobs = await store._ask("SELECT sum(length(data)) FROM blobs")
+        assert sum((await store.usage()).values()) == sums[0][0] + blobs[0][0]
     for stream, count in acknowledged.items():
         assert len(found[stream]) >= count, stream
     for stream, records in found.items():
@@ -411,7 +370,7 @@ def check(url, acknowledged):
         assert [one.position for one in log[stream]] == list(range(len(records)))
 
 
-def test_kills_of_the_server_and_of_processes_lose_and_double_nothing():
+async def test_kills_of_the_server_and_of_processes_lose_and_double_nothing():
     dice, acknowledged = random.Random(7), {}
     with PostgresServer() as server:
         for _ in range(4):
@@ -425,11 +384,11 @@ def test_kills_of_the_server_and_of_processes_lose_and_double_nothing():
             writer.read(30)
             writer.kill()
             acknowledged |= writer.acknowledged
-            check(server.url, acknowledged)
+            await check(server.url, acknowledged)
     assert sum(acknowledged.values()) > 300
 
 
-def test_a_fail_over_to_a_synchronous_standby_loses_nothing():
+async def test_a_fail_over_to_a_synchronous_standby_loses_nothing():
     with PostgresServer() as primary, primary.standby() as standby:
         hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
         writer = Writer(f"postgresql://postgres@{hosts}/postgres")
@@ -438,11 +397,11 @@ def test_a_fail_over_to_a_synchronous_standby_loses_nothing():
         standby.promote()
         writer.read(60)
         writer.kill()
-        check(standby.url, writer.acknowledged)
+        await check(standby.url, writer.acknowledged)
 
 
-def test_a_fail_over_changes_the_generation():
-    async def use(primary, standby):
+async def test_a_fail_over_changes_the_generation():
+    with PostgresServer() as primary, primary.standby() as standby:
         hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
         async with opened(f"postgresql://postgres@{hosts}/postgres") as store:
             before = store.generation
@@ -454,12 +413,9 @@ def test_a_fail_over_changes_the_generation():
             assert before
             assert store.generation not in ("", before)
 
-    with PostgresServer() as primary, primary.standby() as standby:
-        run(use(primary, standby))
 
-
-def test_a_server_that_does_not_respond_is_given_up_and_used_again_when_it_does():
-    async def use(server):
+async def test_a_server_that_does_not_respond_is_given_up_and_used_again_when_it_does():
+    with PostgresServer() as server:
         async with opened(server.url, timeout=1.0) as store:
             fence = await created(store)
             server.pause()
@@ -474,20 +430,14 @@ def test_a_server_that_does_not_respond_is_given_up_and_used_again_when_it_does(
                     await asyncio.sleep(0.1)
             assert (await store.acquire("s", "one", "1")).tail == [b"0"]
 
-    with PostgresServer() as server:
-        run(use(server))
 
-
-def test_a_cancelled_call_leaves_the_store_usable(url):
-    async def use():
-        async with opened(url, connections=1) as store:
-            fence = await created(store)
-            for delay in (0, 0.0005, 0.002, 0.005, 0.02):
-                call = asyncio.create_task(store.commit([Batch("s", fence, 0, [bytes(1 << 20)])]))
-                await asyncio.sleep(delay)
-                call.cancel()
-                await asyncio.wait([call])
-            assert await store.commit([Batch("s", fence, 0, [bytes(1 << 20)])]) == [None]
-            assert (await store.describe("s")).position == 1
-
-    run(use())
+async def test_a_cancelled_call_leaves_the_store_usable(url):
+    async with opened(url, connections=1) as store:
+        fence = await created(store)
+        for delay in (0, 0.0005, 0.002, 0.005, 0.02):
+            call = asyncio.create_task(store.commit([Batch("s", fence, 0, [bytes(1 << 20)])]))
+            await asyncio.sleep(delay)
+            call.cancel()
+            await asyncio.wait([call])
+        assert await store.commit([Batch("s", fence, 0, [bytes(1 << 20)])]) == [None]
+        assert (await store.describe("s")).position == 1

@@ -18,8 +18,6 @@ from protodcs.serve.store import sql
 from protodcs.serve.store.base import Batch, Checkpoint
 from protodcs.serve.store.sqlite import DATABASE, SqliteStore, back_up
 
-run = asyncio.run
-
 
 async def created(store, stream="s"):
     """Create a stream, and return its fence."""
@@ -39,130 +37,108 @@ async def records_of(store):
     return found
 
 
-def content_of(folder):
+async def content_of(folder):
     """Return all records of each stream of the store in a folder."""
-
-    async def read():
-        store = SqliteStore(folder)
-        try:
-            return await records_of(store)
-        finally:
-            await store.close()
-
-    return run(read())
+    store = SqliteStore(folder)
+    try:
+        return await records_of(store)
+    finally:
+        await store.close()
 
 
-def test_a_second_process_gets_an_error_that_names_the_first(tmp_path):
+async def test_a_second_process_gets_an_error_that_names_the_first(tmp_path):
     store = SqliteStore(tmp_path)
     code = f"from protodcs.serve.store.sqlite import SqliteStore; SqliteStore({str(tmp_path)!r})"
     second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert f"StoreError: the store in {str(tmp_path)!r} is in use by process {os.getpid()}:" in second.stderr
-    run(store.close())
-    run(SqliteStore(tmp_path).close())
+    await store.close()
+    await SqliteStore(tmp_path).close()
 
 
-def test_only_the_owner_can_read_a_store_and_its_copy(tmp_path):
-    run(SqliteStore(tmp_path / "streams").close())
+async def test_only_the_owner_can_read_a_store_and_its_copy(tmp_path):
+    await SqliteStore(tmp_path / "streams").close()
     back_up(tmp_path / "streams", tmp_path / "copy")
     for name in ("streams", "copy"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o700
 
 
-def test_a_closed_store_says_so_and_can_be_closed_again(tmp_path):
-    async def use():
-        store = SqliteStore(tmp_path)
-        await store.close()
-        await store.close()
-        with pytest.raises(StoreError, match="closed"):
-            await store.create("s", b"", "")
-
-    run(use())
+async def test_a_closed_store_says_so_and_can_be_closed_again(tmp_path):
+    store = SqliteStore(tmp_path)
+    await store.close()
+    await store.close()
+    with pytest.raises(StoreError, match="closed"):
+        await store.create("s", b"", "")
 
 
-def test_calls_that_were_made_before_a_close_are_done(tmp_path):
-    async def use():
-        store = SqliteStore(tmp_path)
-        fence = await created(store)
-        commit = asyncio.create_task(store.commit([Batch("s", fence, 0, [b"0"])]))
-        await asyncio.sleep(0)
-        await store.close()
-        assert await commit == [None]
-
-    run(use())
-    assert content_of(tmp_path) == {"s": [b"0"]}
+async def test_calls_that_were_made_before_a_close_are_done(tmp_path):
+    store = SqliteStore(tmp_path)
+    fence = await created(store)
+    commit = asyncio.create_task(store.commit([Batch("s", fence, 0, [b"0"])]))
+    await asyncio.sleep(0)
+    await store.close()
+    assert await commit == [None]
+    assert await content_of(tmp_path) == {"s": [b"0"]}
 
 
-def test_commits_that_wait_together_share_a_transaction(tmp_path):
-    async def use():
-        store = SqliteStore(tmp_path)
-        fences = [await created(store, f"s{number}") for number in range(200)]
-        statements = []
-        store._database.set_trace_callback(statements.append)
-        await asyncio.gather(
-            *(store.commit([Batch(f"s{number}", fence, 0, [b"0"])]) for number, fence in enumerate(fences))
-        )
-        store._database.set_trace_callback(None)
-        await store.close()
-        return statements.count("COMMIT")
-
-    assert run(use()) <= 10
+async def test_commits_that_wait_together_share_a_transaction(tmp_path):
+    store = SqliteStore(tmp_path)
+    fences = [await created(store, f"s{number}") for number in range(200)]
+    statements = []
+    store._database.set_trace_callback(statements.append)
+    await asyncio.gather(
+        *(store.commit([Batch(f"s{number}", fence, 0, [b"0"])]) for number, fence in enumerate(fences))
+    )
+    store._database.set_trace_callback(None)
+    await store.close()
+    assert statements.count("COMMIT") <= 10
 
 
-def test_a_call_with_an_error_of_its_own_fails_alone(tmp_path):
-    async def use():
-        store = SqliteStore(tmp_path)
-        fence = await created(store)
-        outcomes = await asyncio.gather(
-            store.commit([Batch("s", fence, 0, [b"0"])]),
-            store.commit([Batch("s", fence, 1, ["a record must be bytes"])]),
-            store.commit([Batch("s", fence, 1, [b"1"])]),
-            return_exceptions=True,
-        )
-        assert (outcomes[0], outcomes[2]) == ([None], [None])
-        assert isinstance(outcomes[1], StoreError)
-        await store.close()
-
-    run(use())
-    assert content_of(tmp_path) == {"s": [b"0", b"1"]}
+async def test_a_call_with_an_error_of_its_own_fails_alone(tmp_path):
+    store = SqliteStore(tmp_path)
+    fence = await created(store)
+    outcomes = await asyncio.gather(
+        store.commit([Batch("s", fence, 0, [b"0"])]),
+        store.commit([Batch("s", fence, 1, ["a record must be bytes"])]),
+        store.commit([Batch("s", fence, 1, [b"1"])]),
+        return_exceptions=True,
+    )
+    assert (outcomes[0], outcomes[2]) == ([None], [None])
+    assert isinstance(outcomes[1], StoreError)
+    await store.close()
+    assert await content_of(tmp_path) == {"s": [b"0", b"1"]}
 
 
-def test_a_stream_that_has_lost_records_fails_alone_and_does_not_end_the_store(tmp_path):
-    async def run():
-        store = SqliteStore(tmp_path)
-        fence = await created(store, "damaged")
-        await created(store, "other")
-        await store.commit([Batch("damaged", fence, 0, (b"first", b"second"))])
-        await store.close()
-        with sqlite3.connect(tmp_path / DATABASE) as database:
-            database.execute("DELETE FROM records WHERE key = (SELECT min(key) FROM records)")
-        database.close()
-        store = SqliteStore(tmp_path)
-        with pytest.raises(StoreError, match=r"has lost records of the stream 'damaged': restore a backup$"):
-            await store.acquire("damaged", "w", "1")
-        assert not store.failure.done()
-        assert await store.acquire("other", "w", "1") is not None
-        await store.close()
-
-    asyncio.run(run())
+async def test_a_stream_that_has_lost_records_fails_alone_and_does_not_end_the_store(tmp_path):
+    store = SqliteStore(tmp_path)
+    fence = await created(store, "damaged")
+    await created(store, "other")
+    await store.commit([Batch("damaged", fence, 0, (b"first", b"second"))])
+    await store.close()
+    with sqlite3.connect(tmp_path / DATABASE) as database:
+        database.execute("DELETE FROM records WHERE key = (SELECT min(key) FROM records)")
+    database.close()
+    store = SqliteStore(tmp_path)
+    with pytest.raises(StoreError, match=r"has lost records of the stream 'damaged': restore a backup$"):
+        await store.acquire("damaged", "w", "1")
+    assert not store.failure.done()
+    assert await store.acquire("other", "w", "1") is not None
+    await store.close()
 
 
-def test_a_blob_that_no_stream_uses_is_gone_when_the_store_is_opened_again(tmp_path):
-    async def use():
-        store = SqliteStore(tmp_path)
-        await created(store)
-        await store.put_shared("unused", b"data")
-        await store.close()
-        store = SqliteStore(tmp_path)
-        assert await store.get_shared("blob") == b"shared"
-        with pytest.raises(StoreError, match="no shared blob"):
-            await store.get_shared("unused")
-        await store.close()
-
-    run(use())
+async def test_a_blob_that_no_stream_uses_is_gone_when_the_store_is_opened_again(tmp_path):
+    store = SqliteStore(tmp_path)
+    await created(store)
+    await store.put_shared("unused", b"data")
+    await store.close()
+    store = SqliteStore(tmp_path)
+    assert await store.get_shared("blob") == b"shared"
+    with pytest.raises(StoreError, match="no shared blob"):
+        await store.get_shared("unused")
+    await store.close()
 
 
-def test_a_store_in_another_layout_is_left_alone(tmp_path):
-    run(SqliteStore(tmp_path).close())
+async def test_a_store_in_another_layout_is_left_alone(tmp_path):
+    await SqliteStore(tmp_path).close()
     with sqlite3.connect(tmp_path / DATABASE) as database:
         database.execute("PRAGMA user_version = 99")
     database.close()
@@ -170,25 +146,21 @@ def test_a_store_in_another_layout_is_left_alone(tmp_path):
         SqliteStore(tmp_path)
 
 
-def test_blobs_that_no_stream_uses_have_a_limit_and_go_when_the_store_is_opened_again(tmp_path, monkeypatch):
+async def test_blobs_that_no_stream_uses_have_a_limit_and_go_when_the_store_is_opened_again(tmp_path, monkeypatch):
     monkeypatch.setattr(sql, "_MAX_UNUSED", 1000)
-
-    async def check():
-        store = SqliteStore(tmp_path)
-        await created(store)
-        for name in "abcba":
-            await store.put_shared(name, bytes(600))
-        # Two of 600 bytes reach the limit, and the one that was put last is the newest.
-        assert [await store.has_shared(name) for name in ("a", "b", "c", "blob")] == [True, True, False, True]
-        await store.put_shared("large", bytes(5000))
-        await store.put_shared("blob", b"shared")
-        assert [await store.has_shared(name) for name in ("a", "b", "large", "blob")] == [False, False, True, True]
-        await store.close()
-        store = SqliteStore(tmp_path)
-        assert [await store.has_shared(name) for name in ("large", "blob")] == [False, True]
-        await store.close()
-
-    run(check())
+    store = SqliteStore(tmp_path)
+    await created(store)
+    for name in "abcba":
+        await store.put_shared(name, bytes(600))
+    # Two of 600 bytes reach the limit, and the one that was put last is the newest.
+    assert [await store.has_shared(name) for name in ("a", "b", "c", "blob")] == [True, True, False, True]
+    await store.put_shared("large", bytes(5000))
+    await store.put_shared("blob", b"shared")
+    assert [await store.has_shared(name) for name in ("a", "b", "large", "blob")] == [False, False, True, True]
+    await store.close()
+    store = SqliteStore(tmp_path)
+    assert [await store.has_shared(name) for name in ("large", "blob")] == [False, True]
+    await store.close()
 
 
 def test_a_file_that_is_no_database_is_an_error_and_stays(tmp_path):
@@ -253,31 +225,28 @@ def check(found, acknowledged):
         assert records == [f"{stream}:{index}".encode() for index in range(len(records))]
 
 
-def check_log(folder, found):
+async def check_log(folder, found):
     """The decision log has one entry for each record, in order."""
-
-    async def read():
-        store = SqliteStore(folder)
-        try:
-            query = LogQuery(newest_first=False, limit=100_000)
-            return {stream: (await store.read_log(stream, query)).entries for stream in found}
-        finally:
-            await store.close()
-
-    for stream, entries in run(read()).items():
+    store = SqliteStore(folder)
+    try:
+        query = LogQuery(newest_first=False, limit=100_000)
+        log = {stream: (await store.read_log(stream, query)).entries for stream in found}
+    finally:
+        await store.close()
+    for stream, entries in log.items():
         assert [entry.image_ref.encode() for entry in entries] == found[stream]
         assert [entry.position for entry in entries] == list(range(len(found[stream])))
 
 
-def test_ten_kills_during_commits_lose_and_double_nothing(tmp_path):
+async def test_ten_kills_during_commits_lose_and_double_nothing(tmp_path):
     acknowledged, dice = {}, random.Random(7)
     for _ in range(10):
         killed_in_mid_work(tmp_path, dice, acknowledged)
-        check(content_of(tmp_path), acknowledged)
-        check_log(tmp_path, content_of(tmp_path))
+        check(await content_of(tmp_path), acknowledged)
+        await check_log(tmp_path, await content_of(tmp_path))
 
 
-def test_ten_power_cuts_during_commits_lose_and_double_nothing(tmp_path):
+async def test_ten_power_cuts_during_commits_lose_and_double_nothing(tmp_path):
     # The simulation knows appended bytes only. Closing the store empties its write-ahead log, and a run is so short
     # that the next checkpoint does not come.
     acknowledged, dice, folder = {}, random.Random(8), tmp_path / "store"
@@ -286,23 +255,20 @@ def test_ten_power_cuts_during_commits_lose_and_double_nothing(tmp_path):
     for _ in range(10):
         killed_in_mid_work(folder, dice, acknowledged, {**os.environ, **power.begin()})
         power.cut(dice)
-        check(content_of(folder), acknowledged)
-        check_log(folder, content_of(folder))
+        check(await content_of(folder), acknowledged)
+        await check_log(folder, await content_of(folder))
     power.close()
     assert sum(acknowledged.values()) > 100
 
 
-def test_a_full_disk_applies_nothing_of_a_commit_and_goes_on_when_there_is_room(small_disk):
-    async def use():
-        store = SqliteStore(small_disk / "store")
-        fence = await created(store)
-        with pytest.raises(StoreError, match="full"):
-            await store.commit([Batch("s", fence, 0, [b"first"]), Batch("s", fence, 1, [bytes(3 << 20)])])
-        assert await store.commit([Batch("s", fence, 0, [b"0"]), Checkpoint("s", fence, 1, b"0")]) == [None, None]
-        await store.close()
-
-    run(use())
-    assert content_of(small_disk / "store") == {"s": [b"0"]}
+async def test_a_full_disk_applies_nothing_of_a_commit_and_goes_on_when_there_is_room(small_disk):
+    store = SqliteStore(small_disk / "store")
+    fence = await created(store)
+    with pytest.raises(StoreError, match="full"):
+        await store.commit([Batch("s", fence, 0, [b"first"]), Batch("s", fence, 1, [bytes(3 << 20)])])
+    assert await store.commit([Batch("s", fence, 0, [b"0"]), Checkpoint("s", fence, 1, b"0")]) == [None, None]
+    await store.close()
+    assert await content_of(small_disk / "store") == {"s": [b"0"]}
 
 
 class BrokenDisk:
@@ -322,91 +288,77 @@ class BrokenDisk:
         return getattr(self._database, name)
 
 
-def test_after_a_failed_sync_the_store_does_nothing_any_more(tmp_path):
-    async def use():
-        store = SqliteStore(tmp_path)
-        fence = await created(store)
-        working, store._database = store._database, BrokenDisk(store._database)
-        with pytest.raises(StoreError, match="disk I/O error"):
-            await store.commit([Batch("s", fence, 0, [b"0"])])
-        store._database = working
-        assert "check the disk" in str(store.failure.result(0))
-        for call in (store.commit([Batch("s", fence, 0, [b"0"])]), store.renew("me", "1", 5), store.describe("s")):
-            with pytest.raises(StoreError, match="check the disk"):
-                await call
-        await store.close()
-
-    run(use())
-    assert content_of(tmp_path) == {"s": []}
+async def test_after_a_failed_sync_the_store_does_nothing_any_more(tmp_path):
+    store = SqliteStore(tmp_path)
+    fence = await created(store)
+    working, store._database = store._database, BrokenDisk(store._database)
+    with pytest.raises(StoreError, match="disk I/O error"):
+        await store.commit([Batch("s", fence, 0, [b"0"])])
+    store._database = working
+    assert "check the disk" in str(store.failure.result(0))
+    for call in (store.commit([Batch("s", fence, 0, [b"0"])]), store.renew("me", "1", 5), store.describe("s")):
+        with pytest.raises(StoreError, match="check the disk"):
+            await call
+    await store.close()
+    assert await content_of(tmp_path) == {"s": []}
 
 
-def test_a_backup_of_a_store_in_use_holds_all_that_was_durable_when_it_began(tmp_path):
-    async def use():
-        store = SqliteStore(tmp_path / "store")
-        fence = await created(store)
-        assert await store.commit([Batch("s", fence, 0, [b"0", b"1"]), Checkpoint("s", fence, 1, b"0")]) == [None] * 2
-        copying = asyncio.create_task(asyncio.to_thread(back_up, tmp_path / "store", tmp_path / "backup"))
-        position = 2
-        while not copying.done():
-            assert await store.commit([Batch("s", fence, position, [b"%d" % position])]) == [None]
-            position += 1
-        await copying
-        await store.close()
-        return position
-
-    position = run(use())
-    found = content_of(tmp_path / "backup")["s"]
+async def test_a_backup_of_a_store_in_use_holds_all_that_was_durable_when_it_began(tmp_path):
+    store = SqliteStore(tmp_path / "store")
+    fence = await created(store)
+    assert await store.commit([Batch("s", fence, 0, [b"0", b"1"]), Checkpoint("s", fence, 1, b"0")]) == [None] * 2
+    copying = asyncio.create_task(asyncio.to_thread(back_up, tmp_path / "store", tmp_path / "backup"))
+    position = 2
+    while not copying.done():
+        assert await store.commit([Batch("s", fence, position, [b"%d" % position])]) == [None]
+        position += 1
+    await copying
+    await store.close()
+    found = (await content_of(tmp_path / "backup"))["s"]
     assert 2 <= len(found) <= position
     assert found == [b"%d" % number for number in range(len(found))]
 
 
 @pytest.mark.parametrize(("folder", "message"), [("store", "exists already"), ("nothing", "no store")])
-def test_a_backup_replaces_nothing_and_needs_a_store(tmp_path, folder, message):
-    run(SqliteStore(tmp_path / "store").close())
+async def test_a_backup_replaces_nothing_and_needs_a_store(tmp_path, folder, message):
+    await SqliteStore(tmp_path / "store").close()
     (tmp_path / "there").mkdir()
     with pytest.raises(InputError, match=message):
         back_up(tmp_path / folder, tmp_path / "there")
 
 
-def test_a_deleted_stream_that_is_created_again_after_a_restart_fences_its_old_worker(tmp_path):
-    async def use():
-        store = SqliteStore(tmp_path)
-        fence = await created(store)
-        await store.delete("s", fence)
-        await store.close()
-        store = SqliteStore(tmp_path)
-        again = await created(store)
-        assert again.epoch > fence.epoch
-        (outcome,) = await store.commit([Batch("s", fence, 0, [b"0"])])
-        assert isinstance(outcome, FencedError)
-        await store.close()
-
-    run(use())
+async def test_a_deleted_stream_that_is_created_again_after_a_restart_fences_its_old_worker(tmp_path):
+    store = SqliteStore(tmp_path)
+    fence = await created(store)
+    await store.delete("s", fence)
+    await store.close()
+    store = SqliteStore(tmp_path)
+    again = await created(store)
+    assert again.epoch > fence.epoch
+    (outcome,) = await store.commit([Batch("s", fence, 0, [b"0"])])
+    assert isinstance(outcome, FencedError)
+    await store.close()
 
 
-def test_the_usage_of_tenants_is_known_without_reading_streams(tmp_path):
-    async def use(store):
-        fence = await created(store, "mine/s")
-        await store.commit([Batch("mine/s", fence, 0, [bytes(100)])])
-        statements = []
-        store._database.set_trace_callback(statements.append)
-        usage = await store.usage()
-        assert not [statement for statement in statements if "FROM streams" in statement]
-        await store.close()
-        again = SqliteStore(tmp_path)
-        assert await again.usage() == usage
-        await again.close()
-
-    run(use(SqliteStore(tmp_path)))
+async def test_the_usage_of_tenants_is_known_without_reading_streams(tmp_path):
+    store = SqliteStore(tmp_path)
+    fence = await created(store, "mine/s")
+    await store.commit([Batch("mine/s", fence, 0, [bytes(100)])])
+    statements = []
+    store._database.set_trace_callback(statements.append)
+    usage = await store.usage()
+    assert not [statement for statement in statements if "FROM streams" in statement]
+    await store.close()
+    again = SqliteStore(tmp_path)
+    assert await again.usage() == usage
+    await again.close()
 
 
-def test_writes_that_failed_do_not_count(small_disk):
-    async def use(store):
-        fence = await created(store, "mine/s")
-        usage = await store.usage()
-        with pytest.raises(StoreError):
-            await store.commit([Batch("mine/s", fence, 0, [bytes(4 * 2**20)])])
-        assert await store.usage() == usage
-        await store.close()
-
-    run(use(SqliteStore(small_disk / "streams")))
+async def test_writes_that_failed_do_not_count(small_disk):
+    store = SqliteStore(small_disk / "streams")
+    fence = await created(store, "mine/s")
+    usage = await store.usage()
+    with pytest.raises(StoreError):
+        await store.commit([Batch("mine/s", fence, 0, [bytes(4 * 2**20)])])
+    assert await store.usage() == usage
+    await store.close()

@@ -1,6 +1,7 @@
 """Stores of streams: what all of them promise."""
 
 import asyncio
+import dataclasses
 import random
 
 import numpy as np
@@ -14,7 +15,7 @@ from protodcs.core.prototypes import Prototypes
 from protodcs.errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError
 from protodcs.serve.messages import Action, ReplyStatus, Request
 from protodcs.serve.settings import ServeConfig
-from protodcs.serve.store.base import Batch, Checkpoint, Fence, Takeover
+from protodcs.serve.store.base import Batch, Checkpoint, Fence, KeySegment, Takeover
 from protodcs.serve.stream.live_stream import StreamSpec
 from protodcs.serve.stream.shared import pack_prototypes
 from protodcs.serve.workers.worker import Worker
@@ -100,6 +101,29 @@ async def test_a_checkpoint_of_all_leaves_an_empty_journal_that_goes_on(store):
     held = await store.acquire("s", "one", "1")
     assert (held.snapshot, held.start, held.tail) == (b"b", 3, [])
     assert await store.commit([Batch("s", held.fence, 3, [b"3"])]) == [None]
+
+
+@of_every_store
+async def test_a_checkpoint_adds_a_segment_of_keys_and_keeps_those_between_two_positions(store):
+    fence = await begun(store)
+    batch = Batch("s", fence, 0, [b"%d" % number for number in range(9)])
+    writes = [
+        *(Checkpoint("s", fence, 2 * number, b"snapshot", b"keys %d" % number, (0, 7)) for number in range(1, 5)),
+        Checkpoint("s", fence, 9, b"snapshot", b"", (4, 6)),
+    ]
+    assert await store.commit([batch, *writes]) == [None] * 6
+    used = await store.usage()
+    held = await store.acquire("s", "one", "1")
+    assert list(held.keys) == [KeySegment(4, b"keys 2"), KeySegment(6, b"keys 3")]
+    assert await store.commit([dataclasses.replace(writes[-1], fence=held.fence)]) == [None]
+    assert await store.usage() == used
+    held = await store.acquire("s", "one", "1")
+    assert [position for position, _ in held.keys] == [4, 6]
+    await store.delete("s", held.fence)
+    assert await store.usage() == {}
+    await store.put_shared(BLOB, b"blob")
+    await begun(store)
+    assert not (await store.acquire("s", "one", "1")).keys
 
 
 @of_every_store
@@ -432,7 +456,7 @@ async def test_the_usage_of_a_tenant_follows_what_its_streams_hold(store):
         (Batch("mine/s", fence, 2, [bytes(5000)]), True),
         # It replaces the first two records, and the third one overtook it.
         (Checkpoint("mine/s", fence, 2, bytes(50)), False),
-        (Checkpoint("mine/s", fence, 3, bytes(60)), False),
+        (Checkpoint("mine/s", fence, 3, bytes(30), bytes(30)), False),
     ]:
         for _ in range(2):
             assert await store.commit([write]) == [None]
@@ -490,30 +514,24 @@ async def test_calls_may_come_all_at_once(store):
 
 
 @pytest.mark.parametrize("name", STORES)
-def test_what_was_committed_is_there_when_the_store_is_opened_again(name, tmp_path):
-    async def write():
-        store = await STORES[name](tmp_path)
-        await store.put_shared(BLOB, b"blob")
-        for stream in ODD_IDS:
-            await store.create(stream, b"odd", BLOB)
-        fence = await begun(store)
-        await store.commit([Batch("s", fence, 0, [b"0", b"1"]), Checkpoint("s", fence, 1, b"snapshot")])
-        await store.save_snapshot("s", fence, "x", b"kept")
-        await store.close()
-        return fence
-
-    async def read(fence):
-        store = await STORES[name](tmp_path)
-        held = await store.acquire("s", "one", "2")
-        assert held.fence > fence
-        assert (held.spec, held.snapshot, held.start, held.tail) == (b"spec", b"snapshot", 1, [b"1"])
-        assert await store.saved_snapshot("s", "x") == b"kept"
-        assert await ids(store) == sorted([*ODD_IDS, "s"])
-        assert {(await store.acquire(stream, "one", "2")).spec for stream in ODD_IDS} == {b"odd"}
-        assert await store.get_shared(BLOB) == b"blob"
-        await store.close()
-
-    asyncio.run(read(asyncio.run(write())))
+async def test_what_was_committed_is_there_when_the_store_is_opened_again(name, tmp_path):
+    store = await STORES[name](tmp_path)
+    await store.put_shared(BLOB, b"blob")
+    for stream in ODD_IDS:
+        await store.create(stream, b"odd", BLOB)
+    fence = await begun(store)
+    await store.commit([Batch("s", fence, 0, [b"0", b"1"]), Checkpoint("s", fence, 1, b"snapshot")])
+    await store.save_snapshot("s", fence, "x", b"kept")
+    await store.close()
+    store = await STORES[name](tmp_path)
+    held = await store.acquire("s", "one", "2")
+    assert held.fence > fence
+    assert (held.spec, held.snapshot, held.start, held.tail) == (b"spec", b"snapshot", 1, [b"1"])
+    assert await store.saved_snapshot("s", "x") == b"kept"
+    assert await ids(store) == sorted([*ODD_IDS, "s"])
+    assert {(await store.acquire(stream, "one", "2")).spec for stream in ODD_IDS} == {b"odd"}
+    assert await store.get_shared(BLOB) == b"blob"
+    await store.close()
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -531,7 +549,7 @@ def test_a_store_does_what_dictionaries_do_whatever_is_asked_of_it(store, tmp_pa
 
 
 @pytest.mark.parametrize(("losses", "outcome"), [(1, ReplyStatus.DONE), (2, ReplyStatus.LATER)])
-def test_a_worker_puts_a_blob_again_once_that_went_before_its_stream_began(losses, outcome):
+async def test_a_worker_puts_a_blob_again_once_that_went_before_its_stream_began(losses, outcome):
     class Fickle(MemoryStore):
         lost = 0
 
@@ -544,15 +562,11 @@ def test_a_worker_puts_a_blob_again_once_that_went_before_its_stream_began(losse
     config = StreamDCSConfig().model_dump()
     spec = StreamSpec(method="streamdcs", config=config, classes=["a", "b", "c"], prototypes=prototypes.fingerprint)
     request = Request("s", Action.CREATE, "key", spec.pack(), pack_prototypes(prototypes))
-
-    async def run():
-        worker = Worker("one", Fickle(), ServeConfig())
-        await worker.start()
-        (reply,) = await worker.pipeline.serve([request])
-        await worker.close()
-        return reply.status
-
-    assert asyncio.run(run()) is outcome
+    worker = Worker("one", Fickle(), ServeConfig())
+    await worker.start()
+    (reply,) = await worker.pipeline.serve([request])
+    await worker.close()
+    assert reply.status is outcome
 
 
 # Leases.

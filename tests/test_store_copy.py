@@ -27,8 +27,6 @@ from protodcs.serve.store.copying import _TABLES, copy_store
 from protodcs.serve.workers.worker import Worker
 from service.postgres import shared_postgres
 
-run = asyncio.run
-
 
 @pytest.fixture
 def url():
@@ -88,14 +86,11 @@ async def check_old(store):
     assert (await store.describe("acme/gone")).incarnation == "5"
 
 
-def test_a_store_of_the_layout_before_opens_with_everything(old):
-    async def use():
-        for _ in range(2):
-            async with opened(f"sqlite:{old}") as store:
-                if "acme/gone" not in [stream async for stream in store.streams()]:
-                    await check_old(store)
-
-    run(use())
+async def test_a_store_of_the_layout_before_opens_with_everything(old):
+    for _ in range(2):
+        async with opened(f"sqlite:{old}") as store:
+            if "acme/gone" not in [stream async for stream in store.streams()]:
+                await check_old(store)
 
 
 KILLED = """
@@ -122,59 +117,49 @@ print("opened")
 """
 
 
-def test_a_migration_that_is_killed_anywhere_loses_nothing(old):
+async def test_a_migration_that_is_killed_anywhere_loses_nothing(old):
     for statements in (3, 5, 8, 11, 12, 14, 16, 18, 20, 22):
         command = [sys.executable, "-c", KILLED, str(old), str(statements)]
         killed = subprocess.run(command, capture_output=True, text=True, check=False)
         assert killed.returncode == -9, killed.stderr
+    async with opened(f"sqlite:{old}") as store:
+        await check_old(store)
 
-    async def use():
-        async with opened(f"sqlite:{old}") as store:
+
+async def test_a_copy_to_postgresql_and_back_is_the_same(old, url, tmp_path):
+    assert await copy_store(f"sqlite:{old}", url) == 3
+    assert await copy_store(url, f"sqlite:{tmp_path / 'back'}") == 3
+    first = await rows_of(f"sqlite:{old}")
+    first[0]["log"] = sorted(first[0]["log"])
+    copied = await rows_of(url)
+    assert copied[1] == first[1]
+    assert {table: rows for table, rows in copied[0].items() if table != "log"} == {
+        table: rows for table, rows in first[0].items() if table != "log"
+    }
+    assert await rows_of(f"sqlite:{tmp_path / 'back'}") == copied
+    for address in (url, f"sqlite:{tmp_path / 'back'}"):
+        async with opened(address) as store:
             await check_old(store)
 
-    run(use())
 
-
-def test_a_copy_to_postgresql_and_back_is_the_same(old, url, tmp_path):
-    async def use():
-        assert await copy_store(f"sqlite:{old}", url) == 3
-        assert await copy_store(url, f"sqlite:{tmp_path / 'back'}") == 3
-        first = await rows_of(f"sqlite:{old}")
-        first[0]["log"] = sorted(first[0]["log"])
-        copied = await rows_of(url)
-        assert copied[1] == first[1]
-        assert {table: rows for table, rows in copied[0].items() if table != "log"} == {
-            table: rows for table, rows in first[0].items() if table != "log"
-        }
-        assert await rows_of(f"sqlite:{tmp_path / 'back'}") == copied
-        for address in (url, f"sqlite:{tmp_path / 'back'}"):
-            async with opened(address) as store:
-                await check_old(store)
-
-    run(use())
-
-
-def test_a_copy_needs_a_stopped_source_and_an_empty_target(old, url, tmp_path):
-    async def use():
-        async with opened(f"sqlite:{old}"):
-            with pytest.raises(StoreError, match="in use"):
-                await copy_store(f"sqlite:{old}", url)
-        with pytest.raises(InputError, match="exists already"):
-            await copy_store(f"sqlite:{old}", f"sqlite:{old}")
-        with pytest.raises(InputError, match="no store"):
-            await copy_store(f"sqlite:{tmp_path / 'nothing'}", url)
-        with pytest.raises(InputError, match="sqlite:FOLDER or postgresql"):
-            await copy_store(f"sqlite:{old}", "redis://localhost")
-        await copy_store(f"sqlite:{old}", url)
-        with pytest.raises(InputError, match="has streams"):
+async def test_a_copy_needs_a_stopped_source_and_an_empty_target(old, url, tmp_path):
+    async with opened(f"sqlite:{old}"):
+        with pytest.raises(StoreError, match="in use"):
             await copy_store(f"sqlite:{old}", url)
-        async with opened(url) as store:
-            await store.renew("one", "1", 60)
-            with pytest.raises(StoreError, match="in use"):
-                await copy_store(url, f"sqlite:{tmp_path / 'new'}")
-        assert not (tmp_path / "new").exists()
-
-    run(use())
+    with pytest.raises(InputError, match="exists already"):
+        await copy_store(f"sqlite:{old}", f"sqlite:{old}")
+    with pytest.raises(InputError, match="no store"):
+        await copy_store(f"sqlite:{tmp_path / 'nothing'}", url)
+    with pytest.raises(InputError, match="sqlite:FOLDER or postgresql"):
+        await copy_store(f"sqlite:{old}", "redis://localhost")
+    await copy_store(f"sqlite:{old}", url)
+    with pytest.raises(InputError, match="has streams"):
+        await copy_store(f"sqlite:{old}", url)
+    async with opened(url) as store:
+        await store.renew("one", "1", 60)
+        with pytest.raises(StoreError, match="in use"):
+            await copy_store(url, f"sqlite:{tmp_path / 'new'}")
+    assert not (tmp_path / "new").exists()
 
 
 INTERRUPTED = """
@@ -196,15 +181,15 @@ asyncio.run(copying.copy_store(sys.argv[1], sys.argv[2]))
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_a_copy_that_is_killed_leaves_nothing_and_can_be_repeated(old, url, tmp_path, kind):
+async def test_a_copy_that_is_killed_leaves_nothing_and_can_be_repeated(old, url, tmp_path, kind):
     target = url if kind == "postgres" else f"sqlite:{tmp_path / 'new'}"
     for rows in (1, 8, 15, 25):
         command = [sys.executable, "-c", INTERRUPTED, f"sqlite:{old}", target, str(rows)]
         killed = subprocess.run(command, capture_output=True, text=True, check=False)
         assert killed.returncode == -9, killed.stderr
     assert not (tmp_path / "new").exists()
-    assert run(copy_store(f"sqlite:{old}", target)) == 3
-    assert run(rows_of(target))[1] == run(rows_of(f"sqlite:{old}"))[1]
+    assert await copy_store(f"sqlite:{old}", target) == 3
+    assert (await rows_of(target))[1] == (await rows_of(f"sqlite:{old}"))[1]
 
 
 async def served(address, work, **changes):
@@ -228,7 +213,7 @@ def test_a_copied_stream_goes_on_where_it_was(tmp_path, url):
         return await done(worker, *(observe(number) for number in range(30, 50)))
 
     source = f"sqlite:{tmp_path / 'streams'}"
-    answers = run(served(source, fill, unload_records=10, snapshot_records=40))
+    answers = asyncio.run(served(source, fill, unload_records=10, snapshot_records=40))
     copied = CliRunner().invoke(app, ["store", "copy", source, url, "--tenant", "acme"])
     assert copied.exit_code == 0, copied.output
     assert "2" in copied.output
@@ -245,11 +230,11 @@ def test_a_copied_stream_goes_on_where_it_was(tmp_path, url):
         assert engine_of(worker, "acme/s") == learned(30)
         assert engine_of(worker, "acme/new") == learned(1)
 
-    run(served(url, go_on))
+    asyncio.run(served(url, go_on))
 
 
 def test_a_check_of_postgresql_names_what_is_missing_and_what_is_counted_wrongly(old, url):
-    run(copy_store(f"sqlite:{old}", url))
+    asyncio.run(copy_store(f"sqlite:{old}", url))
     good = CliRunner().invoke(app, ["store", "check", url])
     assert (good.exit_code, "The store is complete." in good.output) == (0, True)
     for statement in (

@@ -68,6 +68,18 @@ class Lease:
     taken: Mapping[str, int] = field(default_factory=dict)
 
 
+class KeySegment(NamedTuple):
+    """Idempotency keys that one checkpoint of a stream stored.
+
+    Attributes:
+        position: of the checkpoint.
+        data: the packed keys.
+    """
+
+    position: int
+    data: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class AcquiredStream:
     """A stream that was acquired, with all that is needed to load it.
@@ -80,6 +92,7 @@ class AcquiredStream:
         tail: the packed records behind the snapshot, in order.
         incarnation: differs from that of every deleted stream with the same id.
         created: when, in seconds since 1970 by the store's clock.
+        keys: the idempotency keys that the newest snapshot goes with, in order.
     """
 
     fence: Fence
@@ -89,6 +102,7 @@ class AcquiredStream:
     tail: list[bytes]
     incarnation: str = ""
     created: float = 0.0
+    keys: Sequence[KeySegment] = ()
 
     @property
     def epoch(self) -> int:
@@ -129,12 +143,23 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A snapshot that covers all records before `position`; the journal is cut there."""
+    """A snapshot that covers all records before `position`; the journal is cut there.
+
+    Attributes:
+        stream: the id of the stream.
+        fence: the right to write to it.
+        position: how many records the snapshot covers.
+        snapshot: replaces the one before.
+        keys: a segment of idempotency keys to store; empty if there are no new ones.
+        kept_keys: the first and the last position of the stored segments that stay; the others go.
+    """
 
     stream: str
     fence: Fence
     position: int
     snapshot: bytes
+    keys: bytes = b""
+    kept_keys: Range = (0, 0)
 
 
 Write = Batch | Checkpoint
@@ -150,7 +175,7 @@ class Described:
         worker: who holds it and lives, by its lease; None if there is nobody.
         position: where its next record goes.
         start: how many records its snapshot covers.
-        size: bytes of its spec, snapshot, journal and saved snapshots.
+        size: bytes of its spec, snapshot, keys, journal and saved snapshots.
         incarnation: differs from that of every deleted stream with the same id.
     """
 
@@ -307,7 +332,7 @@ class Store(Protocol):
         ...
 
     async def usage(self) -> dict[str, int]:
-        """Return the bytes that each tenant uses: specs, journals, snapshots, saved snapshots and shared blobs.
+        """Return the bytes that each tenant uses: specs, journals, snapshots, keys, saved snapshots and shared blobs.
 
         A shared blob counts once for each tenant that uses it. A tenant without streams may be missing. The tenant of a
         stream without a slash in its id is the empty string.

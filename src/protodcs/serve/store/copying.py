@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 # The tables, and the first columns of each, which name a row. The usage is counted again.
 _TABLES: Final = {
-    "streams": "number", "specs": "stream", "records": "key", "snapshots": "stream", "saved": "stream, name",
+    "streams": "number", "specs": "stream", "records": "key", "snapshots": "stream",
+    "request_keys": "stream, position", "saved": "stream, name",
     "blobs": "name", "uses": "blob, tenant, stream", "documents": "kind, name", "notices": "id",
     "log_classes": "number", "log": "key", "log_thumbnails": "key", "log_roll_backs": "stream, first, last",
     "log_sizes": "stream, month", "log_deleted": "stream", "unused": "name",
@@ -36,7 +37,7 @@ _TABLES: Final = {
 # Where rows have the time that says in which table of PostgreSQL they are.
 _TIMES: Final = {"log": 1, "log_thumbnails": 2}
 # Rows that are in memory at once; snapshots have megabytes.
-_FEW_ROWS: Final = {"snapshots": 16, "saved": 16, "blobs": 4}
+_FEW_ROWS: Final = {"snapshots": 16, "request_keys": 64, "saved": 16, "blobs": 4}
 _ROWS: Final = 2000
 # A copy to PostgreSQL is one transaction. Seconds.
 _LONGEST: Final = 7 * 86_400.0

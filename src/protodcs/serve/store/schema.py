@@ -8,7 +8,7 @@ import re
 from functools import cache
 from typing import Final, NamedTuple
 
-LAYOUT: Final = 6
+LAYOUT: Final = 7
 POSITION_BITS: Final = 32
 
 # Specs, snapshots and records are apart from `streams`, so that an append changes few pages. The key of a record or log
@@ -116,6 +116,14 @@ CREATE TABLE log_sizes (
 CREATE INDEX log_sizes_by_month ON log_sizes (month);
 """
 
+# What came with layout 7.
+_LAYOUT_7: Final = """
+CREATE TABLE request_keys (
+    stream INTEGER NOT NULL, position INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (stream, position)
+) STRICT;
+"""
+_POSTGRES_7: Final = "ALTER TABLE request_keys ALTER data SET STORAGE EXTERNAL;"
+
 # The usage of tenants, from all streams.
 USAGE: Final = """
 SELECT tenant, 0, CAST(sum(streams) AS BIGINT), CAST(sum(bytes) AS BIGINT), CAST(sum(log_bytes) AS BIGINT) FROM (
@@ -135,11 +143,11 @@ CREATE TABLE taken (
 );
 """
 
-SQLITE: Final = f"""{TABLES}{_LAYOUT_6}
+SQLITE: Final = f"""{TABLES}{_LAYOUT_6}{_LAYOUT_7}
 CREATE TABLE commits (number INTEGER NOT NULL) STRICT;
 INSERT INTO commits VALUES (0);
 """
-POSTGRES: Final = f"""{TABLES}{_LAYOUT_6}{LEASES}
+POSTGRES: Final = f"""{TABLES}{_LAYOUT_6}{_LAYOUT_7}{LEASES}
 CREATE FUNCTION store_clock() RETURNS double precision LANGUAGE sql VOLATILE
     AS 'SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)';
 CREATE FUNCTION lease_clock() RETURNS double precision LANGUAGE sql VOLATILE AS 'SELECT store_clock()';
@@ -148,7 +156,7 @@ ALTER TABLE records SET (toast_tuple_target = 8160);
 ALTER TABLE snapshots ALTER data SET STORAGE EXTERNAL;
 ALTER TABLE saved ALTER data SET STORAGE EXTERNAL;
 ALTER TABLE log_thumbnails ALTER data SET STORAGE EXTERNAL;
-"""
+{_POSTGRES_7}"""
 
 
 class Migration(NamedTuple):
@@ -195,6 +203,7 @@ INSERT INTO usage {USAGE};
         "",
         breaks=True,
     ),
+    Migration(7, _LAYOUT_7, f"{_LAYOUT_7}{_POSTGRES_7}"),
 ]
 
 _TYPES: Final = {

@@ -21,6 +21,7 @@ from .base import (
     Checkpoint,
     Described,
     Fence,
+    KeySegment,
     Lease,
     ListedStream,
     Takeover,
@@ -55,7 +56,7 @@ class Stream(NamedTuple):
         finish: the position of the next record.
         base: the position where the epoch begins. Only records from there on can be a repetition by this epoch.
         covered_by: the epoch that wrote the snapshot; None if an earlier one did, or before the first.
-        state_bytes: of its spec, snapshot and saved snapshots.
+        state_bytes: of its spec, snapshot, keys and saved snapshots.
         journal_bytes: of its records behind the snapshot.
         created: when, in seconds since 1970.
         worker, incarnation: who acquired it; None after a release.
@@ -250,7 +251,7 @@ class SqlStore:
     ) -> AcquiredStream:
         self._rows.pop(stream, None)
         name = to_bytes(stream)
-        found, lease, ((now, _),), spec, snapshot, tail = await tx.rows_of_all(
+        found, lease, ((now, _),), spec, snapshot, tail, keys = await tx.rows_of_all(
             (_LOCK, name),
             (_LEASE, name),
             (_CLOCKS,),
@@ -259,6 +260,11 @@ class SqlStore:
             (
                 f"SELECT data FROM streams JOIN records ON key >= (number << {POSITION_BITS}) + start "
                 f"AND key < (number << {POSITION_BITS}) + finish WHERE id = ? ORDER BY key",
+                name,
+            ),
+            (
+                "SELECT position, data FROM request_keys JOIN streams ON number = stream WHERE id = ? "
+                "ORDER BY position",
                 name,
             ),
         )
@@ -295,7 +301,8 @@ class SqlStore:
         self._remember({stream: after})
         records = [data for (data,) in tail]
         return AcquiredStream(
-            after.fence, spec[0][0], _first(snapshot), known.start, records, str(known.number), known.created
+            *(after.fence, spec[0][0], _first(snapshot), known.start, records, str(known.number), known.created),
+            keys=[KeySegment(*row) for row in keys],
         )
 
     async def release(self, stream: str, fence: Fence) -> None:
@@ -316,7 +323,7 @@ class SqlStore:
             ("SELECT CAST(sum(bytes) AS BIGINT) FROM log_sizes WHERE stream = ?", number),
         )
         await tx.run("DELETE FROM streams WHERE number = ?", number)
-        for table in ("specs", "snapshots", "saved", "uses", "notices"):
+        for table in ("specs", "snapshots", "request_keys", "saved", "uses", "notices"):
             await tx.run(f"DELETE FROM {table} WHERE stream = ?", number)
         await tx.run("DELETE FROM records WHERE key >= ? AND key < ?", known.key(known.start), known.key(known.finish))
         # The log may be long, so it is deleted in portions.
@@ -512,18 +519,24 @@ class SqlStore:
             if known.covered_by == known.epoch:  # Sent again because its reply was lost.
                 return known
             raise _wrong(checkpoint, "a snapshot", f"one that covers {known.start} records is there already")
-        before, ((left,),) = await tx.rows_of_all(
+        before, dropped, ((left,),) = await tx.rows_of_all(
             ("SELECT length(data) FROM snapshots WHERE stream = ?", known.number),
+            (
+                "DELETE FROM request_keys WHERE stream = ? AND (position < ? OR position > ?) RETURNING length(data)",
+                *(known.number, *checkpoint.kept_keys),
+            ),
             (
                 "SELECT CAST(coalesce(sum(length(data)), 0) AS BIGINT) FROM records WHERE key >= ? AND key < ?",
                 *(known.key(position), known.key(known.finish)),
             ),
         )
-        grown = len(data) - (_first(before) or 0)
+        grown = len(data) + len(checkpoint.keys) - (_first(before) or 0) - sum(size for (size,) in dropped)
         await tx.run(
             "INSERT INTO snapshots VALUES (?, ?) ON CONFLICT (stream) DO UPDATE SET data = excluded.data",
             *(known.number, data),
         )
+        if checkpoint.keys:
+            await tx.run("INSERT INTO request_keys VALUES (?, ?, ?)", known.number, position, checkpoint.keys)
         await tx.run("DELETE FROM records WHERE key >= ? AND key < ?", known.key(known.start), known.key(position))
         await tx.run(
             "UPDATE streams SET start = ?, covered_by = epoch, state_bytes = state_bytes + ?, journal_bytes = ? "

@@ -4,27 +4,38 @@ A request is identified by its key and a digest of its content. It has one or mo
 its own. Keys are small and kept long; answers are larger and kept for fewer positions, those of a request together.
 What is dropped depends on the records alone, never on a clock, so a stream that is loaded from its journal recognises
 the same requests.
+
+Answers are part of each snapshot. Keys are not, because a fast stream has many: a checkpoint adds a segment with those
+since the last one. Small segments are merged, so that there are few, and go as soon as all their keys have expired.
 """
 
 import hashlib
 import struct
+import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Self
 
-from ...errors import AnswerExpiredError, IdempotencyKeyError, StoreError
+from ...errors import AnswerExpiredError, DamagedDataError, IdempotencyKeyError, StoreError
 from ..settings import ServeConfig
+from ..store.base import Checkpoint, KeySegment
 from .records import DIGEST_BYTES, Kind, Record
 
-# An entry: kind, digest, time of its newest row; then its runs of rows at consecutive positions.
+# An entry: kind, digest, age of the stream at its newest row; then its runs of rows at consecutive positions.
 _ENTRY = struct.Struct("<B16sQ")
 # First row, its position, number of rows.
 _RUN = struct.Struct("<IQI")
 # An answer: kind, epoch; then the packed answer.
 _ANSWER = struct.Struct("<BQ")
-# Position of the first stored answer, number of answers, number of entries.
+# Position of the first stored answer, number of answers, number of entries; snapshots of version 5 contain the entries.
 _HEAD = struct.Struct("<QII")
+# Time of the newest record, age of the stream, and where the newest row of its oldest key ends.
+_TAIL = struct.Struct("<QQQ")
 _LENGTH = struct.Struct("<I")
+# Larger segments are not merged. Bytes.
+_MERGED = 1 << 18
+# Where the oldest key ends if there is none.
+_NOWHERE = (1 << 63) - 1
 
 
 class IdempotencyLimits(NamedTuple):
@@ -76,6 +87,11 @@ class IdempotencyCache:
         self._start = 0
         # Time of the newest record.
         self.time = 0
+        # The sum of the pauses between records. A pause counts at most half of the minimum time, so that keys outlive a
+        # jump of the clock, and not at all if the clock was set back.
+        self._age = 0
+        # The durable segments of keys: their positions and sizes.
+        self._segments: list[tuple[int, int]] = []
 
     def add(self, record: Record) -> None:
         """Store a record that was just applied."""
@@ -83,6 +99,7 @@ class IdempotencyCache:
             self._start = record.position
         head, answers = _ANSWER.pack(record.request_kind, record.epoch), record.answers
         self._answers.extend([head + answer for answer in answers])
+        self._age += min(max(record.time - self.time, 0), self._seconds // 2 + 1)
         self.time = record.time
         key = _key(record.key)
         # An entry moves to the end when a row is added.
@@ -92,7 +109,7 @@ class IdempotencyCache:
             runs = runs[: -_RUN.size] + _RUN.pack(row, position, count + len(answers))
         else:
             runs += _RUN.pack(record.row, record.position, len(answers))
-        self._entries[key] = _ENTRY.pack(record.request_kind, record.digest, record.time) + runs
+        self._entries[key] = _ENTRY.pack(record.request_kind, record.digest, self._age) + runs
 
     def skip(self, position: int) -> None:
         """Leave out a record that cannot be read. The answers before it expire; their keys stay."""
@@ -136,27 +153,22 @@ class IdempotencyCache:
         while self._answers and self._start < first:
             self._answers.popleft()
             self._start += 1
-        for key in self._expired_keys(end - self._limits.entries):
+        while self._entries:
+            key, entry = next(iter(self._entries.items()))
+            *_, age = _ENTRY.unpack_from(entry)
+            if _end(entry) > end - self._limits.entries or self._age - age <= self._seconds:
+                break
             del self._entries[key]
 
-    def _expired_keys(self, end: int) -> list[bytes]:
-        """Return the keys whose newest row is before `end`, and that are too old.
+    @property
+    def _seconds(self) -> int:
+        """The minimum time that a key is stored, in the unit of the records' times."""
+        return int(1000 * self._limits.seconds)
 
-        A key is as old as the sum of the pauses between the records since then. A pause counts at most half of the
-        minimum time, so that keys outlive a jump of the clock, and none if the clock was set back.
-        """
-        if not self._entries or _end(next(iter(self._entries.values()))) > end:
-            return []
-        seconds = int(1000 * self._limits.seconds)
-        age, later = 0, self.time
-        expired = []
-        for key, entry in reversed(self._entries.items()):
-            *_, time = _ENTRY.unpack_from(entry)
-            age += min(max(later - time, 0), seconds // 2 + 1)
-            later = time
-            if age > seconds and _end(entry) <= end:
-                expired.append(key)
-        return expired
+    @property
+    def _oldest(self) -> int:
+        """Where the newest row of the oldest key ends."""
+        return _end(next(iter(self._entries.values()))) if self._entries else _NOWHERE
 
     def _first_answer(self, position: int) -> int:
         """Return where the stored answers begin so that all of a request are stored if one from `position` on is."""
@@ -168,30 +180,84 @@ class IdempotencyCache:
         return first
 
     def pack(self) -> bytes:
-        """Return all of it as bytes, for a snapshot."""
-        parts = [_HEAD.pack(self._start, len(self._answers), len(self._entries))]
+        """Return all but the keys as bytes, for a snapshot."""
+        parts = [_HEAD.pack(self._start, len(self._answers), 0)]
         for answer in self._answers:
             parts += (_LENGTH.pack(len(answer)), answer)
-        for key, entry in self._entries.items():
-            parts += (key, _LENGTH.pack(len(entry)), entry)
+        parts.append(_TAIL.pack(self.time, self._age, self._oldest))
         return b"".join(parts)
 
-    def load(self, data: bytes) -> None:
-        """Take over what `pack` returned. Raise StoreError for anything else."""
+    def unstored_keys(self) -> tuple[bytes, tuple[int, int]]:
+        """Return the segment of keys that a checkpoint adds, and between which positions it keeps the durable ones."""
+        kept = [segment for segment in self._segments if segment[0] >= self._oldest]
+        data = self._keys_after(kept[-1][0] if kept else 0)
+        while kept and kept[-1][1] <= len(data) < _MERGED:
+            kept.pop()
+            data = self._keys_after(kept[-1][0] if kept else 0)
+        return data, (kept[0][0], kept[-1][0]) if kept else (0, 0)
+
+    def _keys_after(self, position: int) -> bytes:
+        """Return a segment of the keys whose newest row is at a position or behind it; empty if there is none."""
+        parts: list[bytes] = []
+        for key, entry in reversed(self._entries.items()):
+            if _end(entry) <= position:
+                break
+            parts += (entry, _LENGTH.pack(len(entry)), key)
+        data = b"".join(reversed(parts))
+        return data and data + _LENGTH.pack(zlib.crc32(data))
+
+    def stored(self, checkpoint: Checkpoint) -> None:
+        """Take note that a checkpoint is durable, with the keys that were unstored."""
+        first, last = checkpoint.kept_keys
+        self._segments = [segment for segment in self._segments if first <= segment[0] <= last]
+        if checkpoint.keys:
+            self._segments.append((checkpoint.position, len(checkpoint.keys)))
+
+    def load(self, data: bytes, segments: Iterable[KeySegment] = ()) -> None:
+        """Take over what `pack` returned, and the keys. Raise StoreError for anything else."""
         try:
             self._start, answers, entries = _HEAD.unpack_from(data)
             at = _HEAD.size
             for _ in range(answers):
                 answer, at = _part(data, at)
                 self._answers.append(answer)
-            entry = b""
-            for _ in range(entries):
-                key, (entry, at) = data[at : at + DIGEST_BYTES], _part(data, at + DIGEST_BYTES)
-                self._entries[key] = entry
+            oldest = 0
             if entries:
-                *_, self.time = _ENTRY.unpack_from(entry)
+                self._load_entries(data[at:], oldest)
+                self.time = self._age
+            elif at < len(data):
+                self.time, self._age, oldest = _TAIL.unpack_from(data, at)
         except struct.error:
             raise StoreError("The idempotency data of a snapshot cannot be read.") from None
+        self.load_keys(segments, oldest)
+
+    def load_keys(self, segments: Iterable[KeySegment], oldest: int = 0) -> None:
+        """Take over durable keys. Raise DamagedDataError if they are damaged.
+
+        Args:
+            segments: all of them, in order.
+            oldest: where the newest row of the oldest key ends; those before have expired.
+        """
+        for position, data in segments:
+            keys = data[: -_LENGTH.size]
+            try:
+                if _LENGTH.pack(zlib.crc32(keys)) != data[-_LENGTH.size :]:
+                    raise struct.error
+                self._load_entries(keys, oldest)
+            except struct.error:
+                raise DamagedDataError("idempotency keys do not match their checksum: they are damaged") from None
+            self._segments.append((position, len(data)))
+
+    def _load_entries(self, data: bytes, oldest: int) -> None:
+        at, age = 0, self._age
+        while at < len(data):
+            key, (entry, at) = data[at : at + DIGEST_BYTES], _part(data, at + DIGEST_BYTES)
+            if _end(entry) >= oldest:
+                # A later segment has more rows of some requests.
+                self._entries.pop(key, None)
+                self._entries[key] = entry
+                *_, age = _ENTRY.unpack_from(entry)
+        self._age = max(self._age, age)
 
     def _answer(self, key: str, position: int) -> Answer:
         if position < self._start:

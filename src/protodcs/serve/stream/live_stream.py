@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -39,7 +39,7 @@ from ...method import FeatureMethod
 from ..guard import Guard, GuardAction, GuardEvent, GuardSettings
 from ..log.entries import Range
 from ..log.latest import Latest
-from ..store.base import AcquiredStream
+from ..store.base import AcquiredStream, Checkpoint
 from . import snapshots
 from .answers import KNOWN, pack_decision, pack_decisions, reason_of, unpack_decision
 from .feedback import unpack_feedback
@@ -126,11 +126,13 @@ def _readable_requests(held: AcquiredStream, limits: IdempotencyLimits) -> Idemp
     applied = IdempotencyCache(limits)
     try:
         found = snapshots.unpack(held.snapshot or b"")
-        applied.load(found.requests)
+        applied.load(found.requests, held.keys)
         if found.position != held.start:
             applied.skip(held.start - 1)
     except (StoreError, StateVersionError):
         applied = IdempotencyCache(limits)
+        with suppress(StoreError):
+            applied.load_keys(held.keys)
         applied.skip(held.start - 1)
     covered = held.start
     for position, data in enumerate(held.tail, held.start):
@@ -203,7 +205,7 @@ class LiveStream:
             self.guard = self._watcher()
             if self.guard is not None and found.guard:
                 self.guard.resume(found.guard)
-            self._applied.load(found.requests)
+            self._applied.load(found.requests, held.keys)
             self.samples = self._no_samples()
             if self.samples is not None and found.samples:
                 self.samples.load(found.samples)
@@ -359,13 +361,19 @@ class LiveStream:
         """Return the newest observes whose answers are stored, newest first."""
         return list(itertools.islice(self._applied.newest(Kind.OBSERVE), most))
 
-    def snapshot(self) -> bytes:
-        """Return all of the stream, for a checkpoint at its present position."""
+    def checkpoint(self, stream: str) -> Checkpoint:
+        """Return what stores all of the stream at its present position. `stream` is its id."""
         self._applied.trim()
         guard = b"" if self.guard is None else self.guard.pack()
         samples = b"" if self.samples is None else self.samples.pack()
         parts = self.state(), guard, self._applied.pack(), samples, self._latest.pack()
-        return snapshots.pack(snapshots.Snapshot(self.position, *parts))
+        snapshot = snapshots.pack(snapshots.Snapshot(self.position, *parts))
+        return Checkpoint(stream, self.fence, self.position, snapshot, *self._applied.unstored_keys())
+
+    def stored(self, checkpoint: Checkpoint) -> None:
+        """Take note that a checkpoint is durable."""
+        self.covered = checkpoint.position
+        self._applied.stored(checkpoint)
 
     def events(self) -> list[GuardEvent]:
         """What the guard did since this was last asked. Tell of it only after its record is durable."""

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from ...errors import DamagedDataError, StateVersionError
 
-VERSION = 5
+VERSION = 6
 # Version and position, then bytes of the engine state, of the guard, of the applied requests, of the stored samples and
 # of the latest decisions.
 _HEAD = struct.Struct("<BQQQQQQ")
-# Version 4 has no latest decisions.
-_EARLIER = {4: struct.Struct("<BQQQQQ")}
+# Version 5 has the keys of all applied requests, and latest decisions that are not read; version 4 has none.
+_EARLIER = {4: struct.Struct("<BQQQQQ"), 5: _HEAD}
 _CHECKSUM = struct.Struct("<I")
 
 
@@ -63,4 +63,6 @@ def unpack(data: bytes) -> Snapshot:
     for size in sizes:
         parts.append(data[at : at + size])
         at += size
+    if data[0] != VERSION:
+        del parts[4:]
     return Snapshot(position, *parts)

@@ -122,14 +122,11 @@ class Changes:
 
         async def build() -> Checkpoint:
             async with loaded.in_use:
-                snapshot = await self._computing.run(loaded, live.snapshot)
+                checkpoint = await self._computing.run(loaded, partial(live.checkpoint, stream))
                 loaded.snapshot_end, loaded.journal_bytes, loaded.written = live.position, 0, time.monotonic()
-                return Checkpoint(stream, live.fence, live.position, snapshot)
+                return checkpoint
 
-        def durable(checkpoint: Checkpoint) -> None:
-            live.covered = checkpoint.position
-
-        self._checkpoints.put(loaded.journal, stream, build, durable)
+        self._checkpoints.put(loaded.journal, stream, build, live.stored)
 
 
 def content_digest(request: Request) -> bytes:
