@@ -15,7 +15,7 @@ one_thread()
 
 import numpy as np  # noqa: E402 - the thread limits above must come first
 
-from benchmarks import guards  # noqa: E402
+from benchmarks import charts, guards  # noqa: E402
 from protodcs import StreamDCSConfig  # noqa: E402
 from protodcs.bench import user_streams  # noqa: E402
 from protodcs.bench.feature_pack import unit  # noqa: E402
@@ -127,4 +127,23 @@ def as_markdown(rows):
             for row in rows
         ],
     )
-    return "\n".join([*__doc__.split("\n\n", 1)[1].splitlines(), "", *lines, ""])
+    picture = "![Share of the cameras that are warned about, before and after the change](scene.png)"
+    return "\n".join([*__doc__.split("\n\n", 1)[1].splitlines(), "", picture, "", *lines, ""])
+
+
+def plot(rows, file):
+    """Draw the share of cameras that were warned about before and after the change."""
+    orders = list(dict.fromkeys(row["order"] for row in rows))
+    figure, all_axes = charts.panels(len(orders), share_y=True)
+    for axes, order in zip(all_axes, orders, strict=True):
+        mine = [row for row in rows if row["order"] == order]
+        for side, (name, colour) in enumerate((("before", charts.GREY), ("after", charts.ORANGE))):
+            shares = [100 * row[name] / row["count"] for row in mine]
+            bars = axes.bar(np.arange(len(mine)) + 0.38 * side, shares, 0.36, color=colour, label=name)
+            axes.bar_label(bars, [f"{share:.0f} %" for share in shares], fontsize=8, padding=1)
+        axes.set_xticks(np.arange(len(mine)) + 0.19, [f"{row['cameras']} ({row['count']})" for row in mine])
+        axes.set_ylim(0, 112)
+        axes.set_title(f"images {order}" if order == "shuffled" else f"images in {order}", fontsize=10)
+    all_axes[0].set_ylabel("cameras warned about, in %")
+    all_axes[0].legend(frameon=False, fontsize=8, loc="upper left")
+    charts.save(figure, file)

@@ -79,11 +79,19 @@ def test_100000_usual_samples_give_no_warning():
     camera.sees(100_000, 0.08)
     assert camera.begun == []
     assert camera.latest.usual_unknown_rate == pytest.approx(0.08, abs=0.02)
-    assert len(camera.latest.pack()) < 600
+    assert len(camera.latest.pack()) < 900
 
 
 def test_unknown_samples_in_short_runs_give_no_warning():
     assert [Camera(seed).sees(5000, 0.05, run=8) for seed in range(10)] == [None] * 10
+
+
+@pytest.mark.parametrize("run", [1, 3, 8])
+def test_a_rise_is_found_in_runs_too_and_stays(run):
+    for seed in range(10):
+        camera = Camera(seed)
+        assert camera.sees(1500, 0.05, run=run) is None
+        assert camera.sees(800, 0.5, run=run) == "many_unknown"
 
 
 def test_a_stream_that_begins_with_mostly_unknown_samples_is_told():

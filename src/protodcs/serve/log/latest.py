@@ -1,11 +1,12 @@
 """The latest decisions of a stream beside its usual ones: the one rule for "many are unknown" and "images shifted".
 
 A stream applies the rule after every 32 decisions. Lists of streams and the UI show its verdict, and notices tell when
-it begins. What is usual is learned from the stream itself. Nothing is learned while a warning lasts, so a rise that
-stays keeps its warning, until after some thousand decisions it counts as usual.
+it begins. What is usual is learned from the stream itself, and not from what a warning is about. So a rise that stays
+keeps its warning, until after some thousand decisions it counts as usual.
 
-- **Many unknown**: the share of unknown samples lies far above the usual one. Samples that resemble their neighbours
-  tell less than others, so unknown samples that come in runs count for fewer.
+- **Many unknown**: the share of unknown samples is larger since 192, 384 or 768 decisions than before, so clearly that
+  chance does not explain it (a likelihood ratio of two shares against one). Unknown samples that come in runs, because
+  one animal stays before the camera, count for fewer.
 - **Shift**: the mean feature of the samples decided as known lies much further from the usual one than it mostly does.
   Unknown samples do not move it, fog on all images does. If the images change so much that nearly all are rejected,
   the engine says so itself, with the reason `POSSIBLE_SHIFT`.
@@ -14,7 +15,8 @@ stays keeps its warning, until after some thousand decisions it counts as usual.
 import math
 import struct
 from collections import deque
-from typing import Any, Final, Literal
+from collections.abc import Sequence
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -28,21 +30,21 @@ WARNINGS: Final[tuple[WarningName, ...]] = ("possible_shift", "many_unknown")
 LATEST: Final = 100
 # Decisions between two looks.
 BLOCK: Final = 32
-# The latest decisions are those of so many blocks. A large rise shows in two of them, a small one in six.
-_WINDOWS: Final = (2, 6)
+# A rise is looked for since so many blocks ago: a large one shows in few of them, a small one or one in runs in many.
+_SINCE: Final = (6, 12, 24)
 # The first blocks, in which the engine knows too little of the stream.
 _SKIPPED: Final = 2
 # Blocks after which the usual share of unknown samples is known, and before that the share that is taken for it.
 _KNOWN_FROM: Final = 6
 _ASSUMED: Final = 0.3
-# Blocks that what is usual is taken from, roughly.
+# Blocks that what is usual is taken from.
 _MEMORY: Final = 200
-# A rise is at least so large when it begins, and half of that later. It counts in standard deviations of a share that
-# is at least so large.
-_MIN_RISE: Final = 0.12
-_MIN_SHARE: Final = 0.05
-# Standard deviations at which the warning of many unknown samples begins and ends.
-_RISEN, _FALLEN = 8.0, 2.0
+# A rise is at least so large when it begins, and a third of that later.
+_MIN_RISE: Final = 0.15
+# Logarithm of the likelihood ratio at which a rise is no chance.
+_CLEAR: Final = 14.0
+# Exponent of how much less unknown samples tell that come in runs. At 1 it would be the variance of their number.
+_RUNS: Final = 0.65
 # Samples that the latest mean feature is taken from, roughly.
 _FEATURES: Final = 96
 # Blocks after which the usual distance of the latest mean feature is known.
@@ -56,10 +58,10 @@ _LASTS: Final = 100
 
 # What a snapshot has of the numbers of `Latest`, then how many blocks and latest decisions follow.
 _NUMBERS: Final = (
-    "seen", "learned", "distances", "features", "warned", "count", "count_unknown", "pairs", "last", "many", "shift",
-    "usual_unknown", "usual_pairs", "usual_count", "usual_distance",
+    "seen", "distances", "features", "warned", "usual", "count", "count_unknown", "pairs", "last", "many", "shift",
+    "usual_distance",
 )  # fmt: skip
-_STATE: Final = struct.Struct("<QQQQQBBB???ddddBB")
+_STATE: Final = struct.Struct("<QQQQHBBB???dHB")
 _COUNTS: Final = struct.Struct("<BB")
 
 
@@ -68,15 +70,17 @@ class Latest:
 
     def __init__(self) -> None:
         self._unknown: deque[bool] = deque(maxlen=LATEST)
-        # Of each of the latest blocks: unknown samples, and those that came right behind another one.
-        self._blocks: deque[tuple[int, int]] = deque(maxlen=_WINDOWS[-1])
-        # Blocks so far, of the usual share, of the usual distance, and of the present warning; samples of the mean.
-        self._seen = self._learned = self._distances = self._warned = self._features = 0
+        # Of each block: unknown samples, and those that came right behind another one.
+        self._blocks: list[tuple[int, int]] = []
+        # How many of these blocks are usual: those from before the present warning, or all.
+        self._usual = 0
+        # Blocks so far, of the usual distance, and of the present warning; samples of the mean.
+        self._seen = self._distances = self._warned = self._features = 0
         # Of the block under way: decisions, unknown ones, and those of them right behind another one.
         self._count = self._count_unknown = self._pairs = 0
         # Whether the last sample was unknown, whether many are, and whether the images shifted.
         self._last = self._many = self._shift = False
-        self._usual_unknown = self._usual_pairs = self._usual_count = self._usual_distance = 0.0
+        self._usual_distance = 0.0
         # Mean features of the latest samples that were decided as known, and of the usual ones.
         self._mean: Feature | None = None
         self._usual_mean: Feature | None = None
@@ -110,7 +114,7 @@ class Latest:
     @property
     def usual_unknown_rate(self) -> float | None:
         """Usual share of unknown samples, from before a warning; None before it is known."""
-        return None if self._learned < _KNOWN_FROM else self._usual_unknown / self._usual_count
+        return None if self._usual < _KNOWN_FROM else _Counted.of(self._blocks[: self._usual]).share
 
     @property
     def warning(self) -> WarningName | None:
@@ -121,66 +125,63 @@ class Latest:
 
     def take_as_usual(self) -> None:
         """Take the latest decisions as the usual ones, and end the warnings."""
-        self._usual_unknown = self._usual_pairs = self._usual_count = 0.0
-        self._learned = self._distances = self._warned = 0
-        for block in self._blocks:
-            self._learn_share(*block)
+        self._blocks = self._blocks[-_SINCE[0] :]
+        self._usual = len(self._blocks)
+        self._distances = self._warned = 0
         self._many = self._shift = False
 
     def _end_block(self, engine_warns: bool) -> None:
-        unknown, pairs = self._count_unknown, self._pairs
+        block = self._count_unknown, self._pairs
         self._count = self._count_unknown = self._pairs = 0
         self._seen += 1
         if self._seen <= _SKIPPED:
             return
-        if len(self._blocks) == _WINDOWS[-1] and self.warning is None:
-            self._learn_share(*self._blocks[0])
-        self._blocks.append((unknown, pairs))
+        warned = self.warning is not None
+        self._blocks.append(block)
+        latest = _Counted.of(self._blocks[-_SINCE[0] :])
+        since = len(self._blocks) - self._usual
+        if self._many:
+            usual = _Counted.of(self._blocks[: self._usual]).share if self._usual >= _KNOWN_FROM else _ASSUMED
+            self._many = latest.share - usual > _MIN_RISE / 3
+        else:
+            risen = self._risen_since()
+            self._many, since = risen > 0, max(since, risen)
         distance = self._distance()
-        self._many = self._rise() > (_FALLEN if self._many else _RISEN)
         limit = self._usual_distance * (_BACK if self._shift else _SHIFTED)
         moved = self._distances >= _DISTANCE_FROM and distance > limit
-        nearly_all = sum(unknown for unknown, _ in self._blocks) > _NEARLY_ALL * BLOCK * len(self._blocks)
+        nearly_all = latest.share > _NEARLY_ALL
         self._shift = moved or (self._many and nearly_all and (engine_warns or self._shift))
         if self.warning is None:
-            self._warned = 0
+            if warned:
+                # What the warning was about is not usual. The latest blocks are.
+                del self._blocks[self._usual : -_SINCE[0]]
+            del self._blocks[:-_MEMORY]
+            self._usual, self._warned = len(self._blocks), 0
             self._learn_mean(distance)
         else:
+            self._usual = len(self._blocks) - since
             self._warned += 1
             if self._warned > _LASTS:
                 self.take_as_usual()
 
-    def _rise(self) -> float:
-        """Return by how many standard deviations the share of unknown samples lies above the usual one."""
-        usual, persistence = _ASSUMED, 0.0
-        if self._learned >= _KNOWN_FROM:
-            usual = self._usual_unknown / self._usual_count
-            if self._usual_unknown >= 8:
-                persistence = _persistence(self._usual_pairs, self._usual_unknown, self._usual_count)
-        spread, largest, least = max(usual, _MIN_SHARE), 0.0, _MIN_RISE / (2 if self._many else 1)
-        for window in _WINDOWS:
-            blocks = list(self._blocks)[-window:]
-            count, unknown = window * BLOCK, sum(unknown for unknown, _ in blocks)
-            rise = unknown / count - usual
-            if len(blocks) == window and rise > least:
-                same = max(_persistence(sum(pairs for _, pairs in blocks), unknown, count), persistence)
-                # So many samples tell as much as one.
-                run = (1.0 + same) / (1.0 - same)
-                largest = max(largest, rise / math.sqrt(spread * (1.0 - spread) * run / count))
-        return largest
+    def _risen_since(self) -> int:
+        """Return since how many blocks more samples are unknown than before; 0 if there is no clear rise."""
+        for count in _SINCE:
+            before, latest = _Counted.of(self._blocks[:-count]), _Counted.of(self._blocks[-count:])
+            if len(self._blocks) < count + _KNOWN_FROM:
+                if self._seen > _SKIPPED + len(self._blocks) or len(self._blocks) < count:
+                    break
+                # The stream has just begun.
+                before = _Counted.assumed()
+            if latest.share - before.share > _MIN_RISE and latest.evidence_of_rise(before) > _CLEAR:
+                return count
+        return 0
 
     def _distance(self) -> float:
         """Return how far the latest mean feature lies from the usual one."""
         if self._mean is None or self._usual_mean is None:
             return 0.0
         return float(np.linalg.norm(self._mean - self._usual_mean))
-
-    def _learn_share(self, unknown: int, pairs: int) -> None:
-        self._learned += 1
-        rest = 1.0 - 1.0 / _MEMORY
-        self._usual_unknown = rest * self._usual_unknown + unknown
-        self._usual_pairs = rest * self._usual_pairs + pairs
-        self._usual_count = rest * self._usual_count + BLOCK
 
     def _learn_mean(self, distance: float) -> None:
         if self._mean is None or self._usual_mean is None or self._features < _FEATURES // 2:
@@ -216,9 +217,44 @@ class Latest:
             self._mean, self._usual_mean = means
 
 
-def _persistence(pairs: float, unknown: float, count: float) -> float:
-    """Return how much unknown samples come in runs: 0 if they come by chance, near 1 if they come one after another."""
-    if not 0 < unknown < count:
-        return 0.0
-    share = unknown / count
-    return min(max((pairs / unknown - share) / (1.0 - share), 0.0), 0.95)
+class _Counted(NamedTuple):
+    """Decisions of some blocks: how many, how many unknown ones, and those of them right behind another one."""
+
+    decisions: float
+    unknown: float
+    pairs: float
+
+    @classmethod
+    def of(cls, blocks: Sequence[tuple[int, int]]) -> Self:
+        """Count the decisions of blocks."""
+        return cls(BLOCK * len(blocks), sum(unknown for unknown, _ in blocks), sum(pairs for _, pairs in blocks))
+
+    @classmethod
+    def assumed(cls) -> Self:
+        """Return what is taken for usual before anything is known."""
+        return cls(BLOCK * _MEMORY, _ASSUMED * BLOCK * _MEMORY, 0)
+
+    @property
+    def share(self) -> float:
+        """Share of unknown samples."""
+        return self.unknown / max(self.decisions, 1)
+
+    @property
+    def persistence(self) -> float:
+        """How much unknown samples come in runs: 0 if they come by chance, near 1 if they come one after another."""
+        if not 0 < self.unknown < self.decisions:
+            return 0.0
+        return min(max((self.pairs / self.unknown - self.share) / (1.0 - self.share), 0.0), 0.95)
+
+    def evidence_of_rise(self, before: "_Counted") -> float:
+        """Return the logarithm of how much likelier two shares are than one, with samples in runs counted for fewer."""
+        both = _Counted(*map(sum, zip(self, before, strict=True)))
+        ratio = sum(part.decisions * _divergence(part.share, both.share) for part in (self, before))
+        same = max(self.persistence, both.persistence, before.persistence if before.unknown >= 8 else 0.0)
+        return ratio * ((1.0 - same) / (1.0 + same)) ** _RUNS
+
+
+def _divergence(share: float, other: float) -> float:
+    """Return the divergence of a share from another one."""
+    pairs = ((share, other), (1.0 - share, 1.0 - other))
+    return sum(one * math.log(one / another) for one, another in pairs if one > 0)
