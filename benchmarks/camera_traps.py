@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import charts
 from protodcs.demo.season import SPECIES, UNLISTED, make_season
 from protodcs.metrics.evaluation import proportion
 
@@ -82,6 +83,29 @@ def as_markdown(rows):
     return f"Seeds {seeds[0]} to {seeds[-1]}.\n\n" + "\n".join(lines) + "\n"
 
 
+def plot(rows, file):
+    """Draw the share of each season that was found and rejected, by event, with its interval."""
+    mine = [row for row in rows if row["level"] == "event"]
+    figure, all_axes = charts.panels(2)
+    for axes, (part, whole, title, colour) in zip(
+        all_axes,
+        (
+            ("found", "unlisted", "unlisted animals found", charts.BLUE),
+            ("rejected", "listed", "listed animals rejected", charts.ORANGE),
+        ),
+        strict=True,
+    ):
+        shares = [proportion(np.arange(row[whole]) < row[part]) for row in mine]
+        values = 100 * np.array([(share.value, share.low, share.high) for share in shares])
+        spread = np.abs(values[:, 1:] - values[:, :1]).T
+        axes.errorbar(range(len(mine)), values[:, 0], spread, fmt="o", color=colour, capsize=3)
+        axes.set_xticks(range(len(mine)), [row["seed"] for row in mine])
+        axes.set_ylim(0, 1.1 * values.max())
+        axes.set(xlabel="season (seed)", ylabel="% of the events")
+        axes.set_title(title, fontsize=10)
+    charts.save(figure, file)
+
+
 def _shares(row, interval):
     cells = []
     for part, whole in (("found", "unlisted"), ("rejected", "listed"), ("right", "listed")):
@@ -96,11 +120,15 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4, 5])
     parser.add_argument("--events", type=int, default=600)
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--draw", action="store_true", help="only draw the stored rows again")
     given = parser.parse_args()
-    rows = measure(given.seeds, given.events)
+    stored = RESULTS / "camera-traps.json"
+    rows = json.loads(stored.read_text()) if given.draw else measure(given.seeds, given.events)
     print(as_markdown(rows))
     if given.write:
-        (RESULTS / "camera-traps.json").write_text(json.dumps(rows, indent=1) + "\n")
+        stored.write_text(json.dumps(rows, indent=1) + "\n")
+    if given.write or given.draw:
+        plot(rows, stored.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,26 @@
 """Print the tables of docs/results/demo.md: `python scripts/demo_results.py`. Takes a few minutes on one CPU core."""
 
 import argparse
+from collections import Counter
 
 import numpy as np
 
-from protodcs import encoders, methods, metrics
+from protodcs import OpenSetClassifier, encoders, methods, metrics
+from protodcs.core.prototypes import Prototypes
 from protodcs.demo import KNOWN, SHIFTS, DemoStream
-from protodcs.demo.comparison import zero_shot_threshold
+from protodcs.demo.comparison import Comparison, zero_shot_threshold
+from protodcs.discovery import DiscoveryConfig
+from protodcs.serve.stream.class_preview import ClassQuestion, preview
+from protodcs.serve.stream.samples import StreamSamples
 
 SHARES = (0.02, 0.1, 0.5)
 STREAMS = {"without a shift": {"shifts": ("clean",)}, "with shifts": {"shifts": SHIFTS, "shift_length": 100}}
 # Sizes of folders that are decided in two passes, as by `protodcs evaluate`, and their shares of unknown images.
 FOLDERS, FOLDER_SHARES = (400, 1600), (0.0, 0.1, 0.3)
+# Of a cluster that the web UI shows first, at least.
+LARGE = 15
+# Of the browser demo: title, first image and the one after the last.
+PHASES = (("first 200 images", 0, 200), ("clear", 200, 400), ("fog", 400, 800), ("clear again", 800, 1200))
 FIGURES = ("AUROC", "known images rejected", "unknown images found", "nearest class right")
 
 
@@ -23,8 +32,9 @@ def decided(encoder, features, threshold):
         "protodcs": {"preset": "paper", "temperature": 1 / encoder.logit_scale},
         "streamdcs": {"temperature": 1 / encoder.logit_scale},
     }
+    vocabulary = {"streamdcs": encoder.vocabulary(classes=KNOWN)}
     return {
-        name: methods.create(name, prototypes, KNOWN, **given).observe_many(features)
+        name: methods.create(name, Prototypes(prototypes, vocabulary.get(name)), KNOWN, **given).observe_many(features)
         for name, given in settings.items()
     }
 
@@ -42,7 +52,7 @@ def figures(labels, decisions):
 
 def folder_figures(encoder, features, labels):
     """Return false reject, unknown recall, and the lower side of the known scores over the upper side."""
-    engine = methods.create("streamdcs", encoder.prototypes(KNOWN), KNOWN, temperature=1 / encoder.logit_scale)
+    engine = OpenSetClassifier.with_encoder(encoder, KNOWN).engine
     decisions = engine.observe_many(features, two_pass=True)
     low, middle, high = np.quantile(decisions.score[labels >= 0], (0.05, 0.5, 0.95))
     ratio = (middle - low) / (high - middle)
@@ -76,6 +86,76 @@ def print_folders(encoder):
             print(row, flush=True)
 
 
+def rates(steps, decision_of):
+    """Return the fraction of unknown images that were found, and of known ones that were rejected."""
+    known = np.array([step.sample.label >= 0 for step in steps])
+    rejected = np.array([not decision_of(step).known for step in steps])
+    return np.array([rejected[~known].mean(), rejected[known].mean()])
+
+
+def phase_rows(seeds):
+    """Yield a row for each phase of the browser demo: StreamDCS, zero-shot, and both balanced accuracies."""
+    runs = [
+        list(Comparison(DemoStream(1200, unknown=0.3, shifts=("clean", "fog", "clean"), seed=seed))) for seed in seeds
+    ]
+    for title, start, end in PHASES:
+        ours, theirs = (
+            np.array([rates(steps[start:end], lambda step, name=name: getattr(step, name)) for steps in runs])
+            for name in ("decision", "frozen")
+        )
+        for values in zip(
+            ("mean", *map(str, seeds)), [ours.mean(axis=0), *ours], [theirs.mean(axis=0), *theirs], strict=True
+        ):
+            seed, (found, rejected), (zero_found, zero_rejected) = values
+            balanced, zero_balanced = (1 + found - rejected) / 2, (1 + zero_found - zero_rejected) / 2
+            yield (
+                f"| {title} | {seed} | {found:.1%} | {rejected:.1%} | {zero_found:.1%} | {zero_rejected:.1%} | "
+                f"{balanced:.1%} | {zero_balanced:.1%} |"
+            )
+
+
+def naming_rows(encoder, seeds):
+    """Yield a row for each seed: a cluster becomes a class as in the web UI, and other images are judged."""
+    prototypes = Prototypes(encoder.prototypes(KNOWN), encoder.vocabulary(classes=KNOWN))
+    for seed in seeds:
+        engine = methods.create("streamdcs", prototypes, KNOWN, temperature=1 / encoder.logit_scale)
+        samples = StreamSamples(encoder.dimension, DiscoveryConfig(), None)
+        shown = list(DemoStream(800, unknown=0.3, seed=seed))
+        features = encoder.encode(sample.image for sample in shown)
+        for place, feature in enumerate(features):
+            samples.add(place, feature, engine.observe(feature))
+        samples.edit(samples.with_groups(b'{"action": "update"}'), engine)
+        clear = [one for one in samples.facts()["clusters"] if one["size"] >= LARGE]
+        cluster = max(clear, key=lambda one: one["similarity"])
+        kinds = Counter(shown[place].kind for place in cluster["positions"])
+        kind = kinds.most_common(1)[0][0]
+        tried = samples.prototypes(cluster["id"], prototypes.unit, encoder.prototypes([kind])[0])
+        found = preview(ClassQuestion(engine, kind, tried, samples.positions[-500:], features[-500:]))
+        engine.add_class(kind, found.prototype)
+        later = list(DemoStream(1200, unknown=0.3, seed=seed + 1000))
+        decisions = engine.observe_many(encoder.encode(sample.image for sample in later))
+        named = decisions.known & (decisions.index == len(KNOWN))
+        new = np.array([sample.kind == kind for sample in later])
+        purity = kinds[kind] / sum(kinds.values())
+        changed = f"{found.facts['would_change']}, {found.facts['known_today']}"
+        yield (
+            f"| {seed} | {kind} | {cluster['size']} | {purity:.0%} | {changed} | {named[new].mean():.1%} | "
+            f"{named[~new].mean():.2%} |"
+        )
+
+
+def print_story(encoder, seeds):
+    """Print what a viewer of the browser demo sees."""
+    print("\nPhases:\n\n| phase | seed | found | rejected | zero-shot: found | rejected | balanced | zero-shot |")
+    print("|---|---|---|---|---|---|---|---|")
+    for row in phase_rows(seeds):
+        print(row, flush=True)
+    print("\nNaming:\n\n| seed | kind | images | of this kind | preview: would change, known | recognised | others |")
+    print("|---|---|---|---|---|---|---|")
+    for row in naming_rows(encoder, seeds):
+        print(row, flush=True)
+
+
 def main():
     """Print one table for each kind of stream: means over the seeds, and the least and the largest value."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -102,6 +182,7 @@ def main():
                 ]
                 print(f"| {share:.0%} | {name} | {' | '.join(cells)} |", flush=True)
     print_folders(encoder)
+    print_story(encoder, range(500, 500 + options.seeds))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Train the encoder of the demo and write its files: `python scripts/train_demo_encoder.py`.
 
 Draws its own images, needs no data, and takes about 30 minutes on two busy CPU cores. Needs the extra `export`.
+Half of the images show made-up objects with made-up names. So it knows more than the kinds of the demo, as CLIP does.
 """
 
 import argparse
@@ -19,40 +20,76 @@ from torch import nn
 from torch.nn import functional
 
 from protodcs.demo.drawing import COLOURS, draw
-from protodcs.demo.kinds import EXTRA, KNOWN, UNKNOWN
+from protodcs.demo.kinds import EXTRA, KNOWN, OUTLINES, UNKNOWN
 from protodcs.demo.shifts import SHIFTS, shifted
-from protodcs.encoders.demo import BUCKETS, FOLDER, tokens
+from protodcs.encoders.demo import BUCKETS, FOLDER, NAMES, tokens
 from protodcs.encoders.onnx import ABOUT, IMAGES, TEXTS, About, file_hash
 from protodcs.encoders.preprocessing import Preprocessing
 
-PREPROCESSING = Preprocessing(48, 48, "squash", 48, "bilinear", mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+SIDE = 64
+PREPROCESSING = Preprocessing(SIDE, SIDE, "squash", SIDE, "bilinear", mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 DIMENSION, LOGIT_SCALE = 128, 25.0
 TEMPLATES = ("a photo of a {}.", "a drawing of a {}.", "a {}", "{}", "a picture of one {} on a background.")
-# The encoder never sees the unknown kinds.
-KINDS = KNOWN + EXTRA
-# Easier images than those of the streams.
-DIFFICULTY = 0.0
+MADE_UP = 300
+
+
+def made_up(rng):
+    """Return the outlines of an object of one to four parts, some of them with a mirror image."""
+    parts = []
+    for number in range(rng.integers(1, 5)):
+        size = rng.uniform(0.5, 0.95, size=2) if number == 0 else rng.uniform(0.12, 0.5, size=2)
+        corners = int(rng.integers(3, 9)) if rng.random() < 0.7 else 36
+        angles = (np.arange(corners) + rng.uniform(-0.25, 0.25, size=corners)) * 2 * np.pi / corners
+        lengths = np.ones(corners) if corners == 36 else rng.uniform(0.45, 1, size=corners)
+        shape = np.stack([np.cos(angles), np.sin(angles)], axis=1) * lengths[:, None] * size
+        if number and rng.random() < 0.3:
+            shape = np.concatenate([shape, 0.6 * shape[::-1]])
+        points = shape + rng.uniform(-1, 1, size=2) * (1 - size)
+        colour = 0 if number == 0 else int(rng.integers(4))
+        parts.append((colour, points))
+        if rng.random() < 0.4:
+            parts.append((colour, points * (-1, 1)))
+    return tuple(parts)
+
+
+def made_up_kinds():
+    """Return made-up names with their outlines."""
+    rng = np.random.default_rng(2025)
+    syllables = [first + vowel for first in "bdfgklmnprstvz" for vowel in "aeiou"]
+    kinds = {}
+    while len(kinds) < MADE_UP:
+        kinds["".join(rng.choice(syllables, size=rng.integers(2, 4)))] = made_up(rng)
+    return kinds
+
+
+OUTLINES.update(made_up_kinds())
+# The encoder never sees the unknown kinds, neither images nor words.
+KINDS = KNOWN + EXTRA + tuple(made_up_kinds())
+NAMED = len(KNOWN + EXTRA)
+
+
+def convolution(inside, outside, width, stride):
+    """Return a convolution with normalisation."""
+    return nn.Sequential(
+        nn.Conv2d(inside, outside, width, stride, width // 2, bias=False), nn.BatchNorm2d(outside), nn.ReLU()
+    )
 
 
 class ImageTower(nn.Module):
-    """Six convolutions, mean and maximum over the last grid, a projection."""
+    """Five convolutions, two of them with a shortcut, mean and maximum over the last grid, a projection."""
 
     def __init__(self):
         super().__init__()
-        sizes = [(3, 24, 5, 2), (24, 48, 3, 1), (48, 64, 3, 2), (64, 64, 3, 1), (64, 96, 3, 2), (96, 96, 3, 1)]
-        layers = []
-        for inside, outside, width, stride in sizes:
-            layers += [
-                nn.Conv2d(inside, outside, width, stride, width // 2, bias=False),
-                nn.BatchNorm2d(outside),
-                nn.ReLU(),
-            ]
-        self.layers = nn.Sequential(*layers)
-        self.projection = nn.Linear(96 * 2, DIMENSION)
+        sizes = [(3, 32, 5, 2), (32, 64, 3, 2), (64, 64, 3, 1), (64, 128, 3, 2), (128, 128, 3, 1)]
+        self.layers = nn.ModuleList(convolution(*size) for size in sizes)
+        self.projection = nn.Linear(128 * 2, DIMENSION)
 
     def forward(self, pixels):
-        """Return (N, 128) for (N, 3, 48, 48)."""
-        grid = self.layers(pixels)
+        """Return (N, 128) for (N, 3, 64, 64)."""
+        grid = pixels
+        for layer in self.layers:
+            made = layer(grid)
+            grid = grid + made if made.shape == grid.shape else made
         return self.projection(torch.cat([grid.mean(dim=(2, 3)), grid.amax(dim=(2, 3))], dim=1))
 
 
@@ -74,9 +111,10 @@ def drawn(task):
     """Return images, kinds and colours of one share of the training set."""
     seed, count = task
     rng = np.random.default_rng([2024, seed])
-    kinds, colours = rng.integers(len(KINDS), size=count), rng.integers(len(COLOURS), size=count)
+    named, other = rng.integers(NAMED, size=count), rng.integers(NAMED, len(KINDS), size=count)
+    kinds, colours = np.where(rng.random(count) < 0.5, named, other), rng.integers(len(COLOURS), size=count)
     names = list(COLOURS)
-    images = [draw(KINDS[kind], rng, names[colour], DIFFICULTY) for kind, colour in zip(kinds, colours, strict=True)]
+    images = [draw(KINDS[kind], rng, names[colour]) for kind, colour in zip(kinds, colours, strict=True)]
     return PREPROCESSING.fitted(images), kinds, colours
 
 
@@ -94,7 +132,9 @@ def unit(rows):
 
 def batch_loss(image_tower, text_tower, pixels, kinds, colours, rng):
     """Return the loss of telling kinds apart, and pairs of kind and colour, by their captions."""
-    features = unit(image_tower(pixels))
+    with torch.autocast("cpu", torch.bfloat16):
+        features = image_tower(pixels)
+    features = unit(features.float())
     template = TEMPLATES[rng.integers(len(TEMPLATES))]
     by_kind = unit(text_tower(torch.from_numpy(tokens([template.format(kind) for kind in KINDS]))))
     loss = functional.cross_entropy(LOGIT_SCALE * features @ by_kind.T, kinds, label_smoothing=0.05)
@@ -104,23 +144,23 @@ def batch_loss(image_tower, text_tower, pixels, kinds, colours, rng):
 
 
 def augmented(images, rng):
-    """Return the images moved by up to three pixels, with another brightness and contrast."""
-    padded = np.pad(images, ((0, 0), (3, 3), (3, 3), (0, 0)), mode="edge")
-    top, left = rng.integers(7, size=2)
-    moved = padded[:, top : top + 48, left : left + 48]
+    """Return the images moved by up to four pixels, with another brightness and contrast."""
+    padded = np.pad(images, ((0, 0), (4, 4), (4, 4), (0, 0)), mode="edge")
+    top, left = rng.integers(9, size=2)
+    moved = padded[:, top : top + SIDE, left : left + SIDE]
     if rng.random() < 0.5:
         moved = moved[:, :, ::-1]
     pixels = PREPROCESSING.normalised(np.ascontiguousarray(moved))
     contrast = rng.uniform(0.85, 1.15, size=(len(pixels), 1, 1, 1))
     pixels = pixels * contrast + rng.normal(scale=0.1, size=(len(pixels), 3, 1, 1))
-    return torch.from_numpy(pixels.astype(np.float32))
+    return torch.from_numpy(pixels.astype(np.float32)).to(memory_format=torch.channels_last)
 
 
 def train(images, kinds, colours, epochs, batch=128):
     """Return both towers after training."""
     rng = np.random.default_rng(7)
     torch.manual_seed(7)
-    image_tower, text_tower = ImageTower(), TextTower()
+    image_tower, text_tower = ImageTower().to(memory_format=torch.channels_last), TextTower()
     parameters = [*image_tower.parameters(), *text_tower.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=3e-3, weight_decay=0.02)
     steps = epochs * (len(images) // batch)
@@ -150,7 +190,7 @@ def export(image_tower, text_tower):
         warnings.simplefilter("ignore")
         torch.onnx.export(
             image_tower,
-            (torch.zeros(1, 3, 48, 48),),
+            (torch.zeros(1, 3, SIDE, SIDE),),
             FOLDER / IMAGES,
             input_names=["pixels"],
             dynamic_axes={"pixels": {0: "images"}},
@@ -164,6 +204,7 @@ def export(image_tower, text_tower):
             dynamic_axes={"tokens": {0: "sentences", 1: "length"}},
             dynamo=False,
         )
+    (FOLDER / NAMES).write_text("".join(f"{name}\n" for name in KINDS))
     files = {file: file_hash(FOLDER / file) for file in (IMAGES, TEXTS)}
     about = About(
         name="demo",
@@ -198,8 +239,8 @@ def test():
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=24000, help="Training images (default: 24000).")
-    parser.add_argument("--epochs", type=int, default=12, help="Passes over the training images (default: 12).")
+    parser.add_argument("--images", type=int, default=80000, help="Training images (default: 80000).")
+    parser.add_argument("--epochs", type=int, default=9, help="Passes over the training images (default: 9).")
     parser.add_argument("--workers", type=int, default=2, help="Processes that draw (default: 2).")
     options = parser.parse_args()
     columns = training_set(options.images, options.workers)

@@ -260,7 +260,7 @@ def test_the_shell_commands_of_a_page_run(page, in_shell, tmp_path):
         assert len(figures) == 8
         assert [figure for figure in figures if figure not in printed] == []
     else:
-        assert "| streamdcs | **82.66" in printed
+        assert "| streamdcs | **87.72" in printed
 
 
 def test_the_first_service_runs(tmp_path, in_shell, capsys):

@@ -12,6 +12,7 @@ from protodcs import OpenSetClassifier, ProtoDCS, encoders
 from protodcs.arrays import Features
 from protodcs.cli import app
 from protodcs.data.prompts import class_names
+from protodcs.demo import UNKNOWN
 from protodcs.encoders.base import Encoder, SentenceTower
 from protodcs.encoders.preprocessing import Preprocessing
 from protodcs.errors import ConfigError, InputError, StateError
@@ -153,11 +154,13 @@ def test_the_mini_encoder_knows_its_own_names(data_folder):
     assert len(mini.vocabulary(classes=class_names("cifar10"))) == len(mini.text_tower.known_names)
 
 
-def test_the_demo_has_a_vocabulary_only_beside_few_classes():
+def test_the_demo_knows_its_own_names_and_none_of_its_unknown_kinds():
     pytest.importorskip("onnxruntime")
     demo = encoders.load("demo")
-    assert demo.vocabulary(classes=class_names("demo")) is None
-    assert len(demo.vocabulary(classes=["cat", "car"])) == 20
+    names = demo.text_tower.known_names
+    assert {*class_names("demo")} < {*names}
+    assert {*UNKNOWN}.isdisjoint(names)
+    assert len(demo.vocabulary(classes=class_names("demo"))) == len(names)
 
 
 # Classifiers.

@@ -4,11 +4,11 @@ import { join } from "node:path";
 import { launch } from "./browser/harness.js";
 
 const [url = "", folder = "", frames = "20", pause = "500"] = process.argv.slice(2);
-/** Images of the demo before the first picture. The fog has come by then. */
+/** Images of the demo before the first picture. The fog comes after 400. */
 const BEFORE = 385;
 
 const browser = await launch();
-const context = await browser.newContext({ viewport: { width: 1180, height: 760 }, colorScheme: "light" });
+const context = await browser.newContext({ viewport: { width: 1180, height: 872 }, colorScheme: "light" });
 const page = await context.newPage();
 await page.goto(url);
 await page.waitForFunction(

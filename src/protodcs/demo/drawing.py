@@ -131,9 +131,9 @@ def _background(rng: np.random.Generator) -> Singles:
 
 def _occluded(pixels: Singles, difficulty: float, rng: np.random.Generator) -> Singles:
     """Hide a strip of some images."""
-    if rng.random() < 0.35 + 0.15 * difficulty:
+    if rng.random() < 0.2 * difficulty:
         colour = np.array(_rgb(rng.random(), rng.uniform(0, 0.8), rng.uniform(0.2, 1)), dtype=np.float32)
-        start, width = rng.integers(10, SIDE - 30), rng.integers(8, 22 + round(10 * difficulty))
+        start, width = rng.integers(10, SIDE - 30), rng.integers(8, 12 + round(20 * difficulty))
         if rng.random() < 0.5:
             pixels[start : start + width] = colour
         else:

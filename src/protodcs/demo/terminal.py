@@ -41,11 +41,10 @@ def show(comparison: Comparison, console: Console) -> None:
 def view(comparison: Comparison, step: Step) -> Group:
     """Return the view of one step."""
     place = Text(f"image {len(comparison.steps)} of {len(comparison.stream)}, shift: {step.sample.shift}")
-    counts = _counts(comparison.counts, comparison.frozen_counts)
-    facts = Group(place, Text(), _decision(step), Text(), counts)
+    recent = comparison.steps[-_RECENT:]
+    facts = Group(place, Text(), _decision(step), Text(), _counts(recent))
     top = Table.grid(padding=(0, 2, 0, 0))
     top.add_row(Panel(picture(step.sample.image), title="image", width=_SIDE + 4), facts)
-    recent = comparison.steps[-_RECENT:]
     legend = "|: threshold, K: mode of the known group, U: mode of the unknown group"
     title = f"score minus threshold, last {len(recent)} images"
     return Group(top, Panel(histogram(recent), title=title, subtitle=legend, width=78))
@@ -72,9 +71,13 @@ def _decision(step: Step) -> Text:
     return text.append("  correct" if right else "  wrong", style="green" if right else "red")
 
 
-def _counts(adapted: Counts, frozen: Counts) -> Table:
+def _counts(steps: Sequence[Step]) -> Table:
+    adapted, frozen = Counts(), Counts()
+    for step in steps:
+        adapted.add(step.sample, step.decision)
+        frozen.add(step.sample, step.frozen)
     table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("")
+    table.add_column(f"last {len(steps)} images")
     table.add_column("StreamDCS", justify="right", style="bold")
     table.add_column("zero-shot", justify="right")
     table.add_row("correct decisions", f"{adapted.accuracy:.1%}", f"{frozen.accuracy:.1%}")

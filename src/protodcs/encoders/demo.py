@@ -1,4 +1,4 @@
-"""The dual encoder of the demo: two ONNX files of about 1 MB in the package, made for drawn objects.
+"""The dual encoder of the demo: two ONNX files in the package, made for drawn objects.
 
 It takes any image and any class name. It knows drawn objects only: see `protodcs.demo`. The command
 `python scripts/train_demo_encoder.py` makes its files.
@@ -17,6 +17,8 @@ from . import onnx
 from .base import Encoder, Options, SentenceTower
 
 FOLDER = Path(__file__).parent.parent / "demo" / "encoder"
+# Names it was trained on: those of the known kinds, of other kinds and of made-up objects, none of an unknown kind.
+NAMES = "names.txt"
 # Number of rows of the text tower's table. Row 0 is padding.
 BUCKETS = 2048
 
@@ -27,7 +29,8 @@ def load(name: str, options: Options) -> Encoder:
         raise EncoderError(f"the encoder of the demo has one name, 'demo'; given: {name!r}")
     texts = onnx.session(FOLDER / onnx.TEXTS, options.device)
     # It gives features for other names too, but they mean nothing.
-    tower = SentenceTower(lambda sentences: texts.run(None, {"tokens": tokens(sentences)})[0], class_names("demo"))
+    names = class_names(FOLDER / NAMES)
+    tower = SentenceTower(lambda sentences: texts.run(None, {"tokens": tokens(sentences)})[0], names)
     return onnx.load_folder(name, FOLDER, options, tower)
 
 
