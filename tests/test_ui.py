@@ -1,6 +1,5 @@
 """The web UI: its files as the service sends them, its static checks, and a real browser before a real service."""
 
-import asyncio
 import gzip
 import hashlib
 import json
@@ -26,32 +25,24 @@ CHROMIUM = os.environ.get("PROTODCS_CHROMIUM") or shutil.which("chromium") or sh
 MOST_BYTES = 150_000
 
 
-def get(path, **headers):
+async def get(path, **headers):
     """The response of a service to a browser."""
-
-    async def run():
-        async with served() as service:
-            return await service.client.get(path, headers=headers)
-
-    return asyncio.run(run())
+    async with served() as service:
+        return await service.client.get(path, headers=headers)
 
 
-def test_the_root_leads_to_the_page_and_every_file_is_sent():
-    assert get("/").headers["location"] == "ui/"
-
-    async def run():
-        async with served() as service:
-            for path, content in files().items():
-                response = await service.client.get(f"/ui/{path}")
-                assert (response.status_code, response.content) == (200, content), path
-            page = await service.client.get("/ui/")
-            assert page.content == files()["index.html"]
-
-    asyncio.run(run())
+async def test_the_root_leads_to_the_page_and_every_file_is_sent():
+    assert (await get("/")).headers["location"] == "ui/"
+    async with served() as service:
+        for path, content in files().items():
+            response = await service.client.get(f"/ui/{path}")
+            assert (response.status_code, response.content) == (200, content), path
+        page = await service.client.get("/ui/")
+        assert page.content == files()["index.html"]
 
 
-def test_the_page_may_load_nothing_from_elsewhere_and_run_no_inline_code():
-    headers = get("/ui/").headers
+async def test_the_page_may_load_nothing_from_elsewhere_and_run_no_inline_code():
+    headers = (await get("/ui/")).headers
     policy = dict(rule.split(" ", 1) for rule in headers["content-security-policy"].split("; "))
     assert policy["default-src"] == "'none'"
     assert {policy[name] for name in ("script-src", "style-src", "img-src", "connect-src")} == {"'self'"}
@@ -60,20 +51,20 @@ def test_the_page_may_load_nothing_from_elsewhere_and_run_no_inline_code():
     assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_a_file_that_has_not_changed_is_not_sent_again():
-    first = get("/ui/main.js", **{"Accept-Encoding": "gzip"})
+async def test_a_file_that_has_not_changed_is_not_sent_again():
+    first = await get("/ui/main.js", **{"Accept-Encoding": "gzip"})
     assert (first.headers["content-encoding"], first.headers["cache-control"]) == ("gzip", "no-cache")
-    again = get("/ui/main.js", **{"Accept-Encoding": "gzip", "If-None-Match": first.headers["etag"]})
+    again = await get("/ui/main.js", **{"Accept-Encoding": "gzip", "If-None-Match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
-    plain = get("/ui/main.js", **{"Accept-Encoding": "identity", "If-None-Match": first.headers["etag"]})
+    plain = await get("/ui/main.js", **{"Accept-Encoding": "identity", "If-None-Match": first.headers["etag"]})
     assert plain.status_code == 200
 
 
 @pytest.mark.parametrize(
     "path", ["nothing.js", "../__init__.py", "%2e%2e/version.py", "__init__.py", "vendor/preact.d.ts"]
 )
-def test_no_other_file_can_be_read(path):
-    assert get(f"/ui/{path}").status_code == 404
+async def test_no_other_file_can_be_read(path):
+    assert (await get(f"/ui/{path}")).status_code == 404
 
 
 def test_all_files_together_are_small():

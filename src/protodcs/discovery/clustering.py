@@ -10,6 +10,7 @@ HDBSCAN finds a group only beside another one. If it finds none, average linkage
 they use neither BLAS nor LAPACK.
 """
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,13 @@ def find_groups(rows: Features, config: DiscoveryConfig) -> Integers:
     if (groups == UNASSIGNED).all() and len(rows) <= _ALL_PAIRS:
         return _average_linkage(rows, config)
     return groups
+
+
+def load_libraries() -> None:
+    """Import what a clustering pass needs, if it is installed. The first time takes seconds."""
+    with suppress(ImportError):
+        import sklearn.cluster
+        import sklearn.neighbors  # noqa: F401
 
 
 def similarity(members: Features) -> float:

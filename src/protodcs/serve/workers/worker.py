@@ -15,6 +15,7 @@ import numpy as np
 from prometheus_client.core import Metric
 
 from ...diagnosis import diagnose
+from ...discovery.clustering import load_libraries
 from ...errors import StoreError, UnknownStreamError
 from .. import guard
 from ..access import audit
@@ -214,6 +215,8 @@ class Worker:
 
     async def _edit_clusters(self, request: Request) -> Reply:
         """Change the clusters of a stream. The payload says how."""
+        # Before the turn of the stream, whose samples would wait.
+        await self._computing.in_thread(load_libraries, slow=True)
         loaded = await self.streams.get(request.stream, request.stand_in)
         self._quotas.check(request.stream)
         return await self._changes.apply(loaded, Kind.EDIT_CLUSTERS, request, request.payload)

@@ -165,6 +165,8 @@ export function outcomeBars({ time }) {
       points: { show: false },
     });
     return {
+      // Room for one half of the last time.
+      padding: /** @type {uPlot.Padding} */ ([null, time ? 32 : null, null, null]),
       scales: {
         x: { time },
         y: {

@@ -6,7 +6,9 @@ import { h } from "../vendor/preact.js";
 
 /** @typedef {import("../logic/history.js").Decision} Decision */
 
-const WIDTH = 600;
+/** Units of the drawing are pixels on a phone, so that its text can be read. */
+const WIDEST = 600;
+const MARGINS = 70;
 const HEIGHT = 150;
 /** Room above the bars for the sample, and below them for numbers. */
 const TOP = 34;
@@ -17,11 +19,12 @@ const BINS = 48;
  * @param {{recent: Decision[], score: number, threshold: number | null}} props
  */
 export function ScoreAxis({ recent, score, threshold }) {
+  const total = Math.min(WIDEST, innerWidth - MARGINS);
   const scores = recent.map((decision) => decision.score).filter(Number.isFinite);
   const values = [...scores, score, ...(threshold === null ? [] : [threshold])];
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const margin = 0.04 * (high - low || 1);
-  const across = (/** @type {number} */ value) => (WIDTH * (value - low + margin)) / (high - low + 2 * margin);
+  const across = (/** @type {number} */ value) => (total * (value - low + margin)) / (high - low + 2 * margin);
   const { centres, width, known, unsure, unknown } = histogram(recent, BINS, threshold);
   const most = Math.max(1, ...centres.map((_, bin) => (known[bin] ?? 0) + (unsure[bin] ?? 0) + (unknown[bin] ?? 0)));
   const room = HEIGHT - TOP - BOTTOM;
@@ -47,18 +50,18 @@ export function ScoreAxis({ recent, score, threshold }) {
   });
   const at = across(score);
   const limit = threshold === null ? null : across(threshold);
-  const anchor = (/** @type {number} */ x) => (x < 0.15 * WIDTH ? "start" : x > 0.85 * WIDTH ? "end" : "middle");
+  const anchor = (/** @type {number} */ x) => (x < 0.2 * total ? "start" : x > 0.8 * total ? "end" : "middle");
   const said = threshold === null ? "there is no threshold yet" : `the threshold is ${decimal(threshold)}`;
   return h(
     "svg",
     {
       class: "score-axis",
-      viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+      viewBox: `0 0 ${total} ${HEIGHT}`,
       role: "img",
       "aria-label": `The score of this sample is ${decimal(score)}, ${said}. The bars are the scores of the last ${recent.length} decisions.`,
     },
     bars,
-    h("line", { class: "axis", x1: 0, x2: WIDTH, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM }),
+    h("line", { class: "axis", x1: 0, x2: total, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM }),
     limit !== null && [
       h("line", { key: "line", class: "limit", x1: limit, x2: limit, y1: TOP - 6, y2: HEIGHT - BOTTOM + 6 }),
       h(
@@ -71,6 +74,6 @@ export function ScoreAxis({ recent, score, threshold }) {
     h("line", { class: "sample-line", x1: at, x2: at, y1: TOP - 4, y2: HEIGHT - BOTTOM }),
     h("text", { class: "strong", x: at, y: TOP - 17, "text-anchor": anchor(at) }, `this image ${decimal(score)}`),
     h("text", { class: "muted", x: 4, y: HEIGHT - 2 }, "← looks unknown"),
-    h("text", { class: "muted", x: WIDTH - 4, y: HEIGHT - 2, "text-anchor": "end" }, "looks known →"),
+    h("text", { class: "muted", x: total - 4, y: HEIGHT - 2, "text-anchor": "end" }, "looks known →"),
   );
 }

@@ -24,6 +24,8 @@ import { h } from "../vendor/preact.js";
 /** @typedef {{samples: number, would_change: number, known_today: number, positions: number[]}} ClassPreview */
 
 const PERIOD = 5;
+/** Milliseconds until the clusters are loaded again while a clustering pass is under way. */
+const SOON = 1000;
 const SHOWN = 24;
 const PREVIEWED = 12;
 /** Milliseconds after the last letter of a name. */
@@ -38,6 +40,10 @@ const LARGE = 15;
 export function Clusters({ status, session, reloadStatus }) {
   const { id } = status;
   const { data, error, reload } = usePolling((signal) => load(id, signal), PERIOD, [id]);
+  useEffect(() => {
+    const timer = data?.updating ? setTimeout(reload, SOON) : undefined;
+    return () => clearTimeout(timer);
+  }, [data]);
   const [merged, setMerged] = useState(/** @type {Set<number>} */ (new Set()));
   const [asked, setAsked] = useState(/** @type {Question | null} */ (null));
   const edits = may(session, "observe");
@@ -49,7 +55,7 @@ export function Clusters({ status, session, reloadStatus }) {
         ? h(Failure, { error, retry: reload })
         : h(Loading, { what: "clusters" });
   }
-  const { clusters, stored, hasThumbnails } = data;
+  const { clusters, stored, updating, hasThumbnails } = data;
   const selected = clusters.filter((cluster) => merged.has(cluster.id));
   const done = () => {
     setMerged(new Set());
@@ -85,7 +91,9 @@ export function Clusters({ status, session, reloadStatus }) {
         ),
     ),
     clusters.length === 0 &&
-      h(Empty, { title: "There are no clusters yet" }, "A cluster appears when enough unknown images look alike."),
+      (updating
+        ? h(Loading, { what: "clusters" })
+        : h(Empty, { title: "There are no clusters yet" }, "A cluster appears when enough unknown images look alike.")),
     groups.map(
       ([title, members]) =>
         members.length > 0 &&
@@ -133,7 +141,9 @@ function toggled(before, id) {
  */
 async function load(id, signal) {
   const [found, newest] = await Promise.all([
-    /** @type {Promise<{clusters: Cluster[], stored: number}>} */ (get(streamPath(id, "/clusters"), signal)),
+    /** @type {Promise<{clusters: Cluster[], stored: number, updating: boolean}>} */ (
+      get(streamPath(id, "/clusters?wait=false"), signal)
+    ),
     get(streamPath(id, "/decisions?limit=1"), signal),
   ]);
   return { ...found, hasThumbnails: newest.items[0]?.has_thumbnail ?? false };

@@ -8,7 +8,7 @@ import { clock, count, quantity } from "../logic/format.js";
 import { asDecision } from "../logic/history.js";
 import { warningText } from "../logic/problems.js";
 import { setQuery } from "../navigation.js";
-import { useEffect, useMemo, useState } from "../vendor/hooks.js";
+import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
 import { h } from "../vendor/preact.js";
 import { ExplainDialog } from "./explain.js";
 
@@ -169,6 +169,17 @@ function Tile({ id, decision, isCorrected, onClick }) {
   );
 }
 
+/** An input that keeps what is being typed, until the value itself changes. @param {any} props */
+function Field({ value, ...rest }) {
+  const place = useRef(/** @type {HTMLInputElement | null} */ (null));
+  useEffect(() => {
+    if (place.current) {
+      place.current.value = value;
+    }
+  }, [value]);
+  return h("input", { ...rest, ref: place });
+}
+
 /** @param {{filters: Filters, classes: string[], refresh: () => void}} props */
 function FilterBar({ filters, classes, refresh }) {
   const set = (/** @type {keyof Filters} */ name) => (/** @type {any} */ event) =>
@@ -184,11 +195,11 @@ function FilterBar({ filters, classes, refresh }) {
       options.map(([value, text]) => h("option", { key: value, value }, text)),
     );
   const input = (/** @type {keyof Filters} */ name, /** @type {string} */ label, /** @type {string} */ type) =>
-    h("label", { class: "field" }, label, h("input", { type, step: "any", value: filters[name], onChange: set(name) }));
+    h("label", { class: "field" }, label, h(Field, { type, step: "any", value: filters[name], onChange: set(name) }));
   return h(
     "div",
     { class: "toolbar filter-bar", role: "group", "aria-label": "Filters" },
-    h("input", {
+    h(Field, {
       type: "search",
       "aria-label": "Search the log",
       placeholder: "Search position, class, image or key",

@@ -19,14 +19,16 @@ const PERIOD = 10;
 
 /** @param {{lines: Line[], now: number}} props */
 export function Wall({ lines, now }) {
+  const groups = groupsOf(lines);
   return h(
     "div",
     { class: "wall" },
-    groupsOf(lines).map(([name, members]) =>
+    groups.map(([name, members]) =>
       h(
         "section",
         { key: name, "aria-label": name || "Streams" },
-        name !== "" && h("h2", null, name, h("span", { class: "hint" }, ` ${quantity(members.length, "stream")}`)),
+        (name !== "" || groups.length > 1) &&
+          h("h2", null, name || "Others", h("span", { class: "hint" }, ` ${quantity(members.length, "stream")}`)),
         h(
           "ul",
           null,

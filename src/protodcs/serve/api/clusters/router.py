@@ -1,11 +1,13 @@
 """List the clusters of rejected samples, and edit them."""
 
 import json
+from contextlib import suppress
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, BackgroundTasks, Path, Query
 from pydantic import BaseModel, Field
 
+from ...access.problems import ProblemError
 from ...access.rules import requires
 from ...messages import Action
 from ..context import Changing, Context, RequestContext
@@ -37,6 +39,7 @@ class ClusterList(BaseModel):
     clusters: list[Cluster]
     stored: int = Field(description="Number of rejected samples that are stored.")
     unassigned: int = Field(description="Number of stored samples in no cluster.")
+    updating: bool = Field(description="Whether a clustering pass has begun whose result is not in this list.")
 
 
 class ClusterChange(Change):
@@ -65,17 +68,25 @@ class Merge(Body):
 
 @router.get("/v1/streams/{stream}/clusters")
 @requires("read", "clusters")
-async def list_clusters(stream: StreamPath, context: Context) -> ClusterList:
+async def list_clusters(
+    stream: StreamPath,
+    context: Context,
+    background: BackgroundTasks,
+    wait: Annotated[bool, Query(description="Whether to wait for a clustering pass. The first takes seconds.")] = True,
+) -> ClusterList:
     """Return all clusters.
 
-    If enough samples were rejected since the last clustering pass, and the caller may change the stream, run one first.
+    If enough samples were rejected since the last clustering pass, and the caller may change the stream, run one.
     """
     reply = await context.ask(stream, Action.LIST_CLUSTERS)
     may_change = context.caller is None or context.caller.role != "read"
-    if may_change and (reply.facts or {})["due"]:
+    is_due = may_change and (reply.facts or {})["due"]
+    if is_due and wait:
         await _edit(stream, context, action="update")
         reply = await context.ask(stream, Action.LIST_CLUSTERS)
-    return ClusterList.model_validate(reply.facts)
+    elif is_due:
+        background.add_task(_update, stream, context)
+    return ClusterList.model_validate({**(reply.facts or {}), "updating": is_due and not wait})
 
 
 @router.post("/v1/streams/{stream}/clusters/{cluster}:name")
@@ -113,6 +124,12 @@ async def split_cluster(stream: StreamPath, cluster: ClusterPath, context: Chang
 async def merge_clusters(stream: StreamPath, body: Merge, context: Changing) -> ClusterChange:
     """Move the samples of all clusters to the first one."""
     return await _edit(stream, context, action="merge", clusters=body.clusters)
+
+
+async def _update(stream: str, context: RequestContext) -> None:
+    """Run a clustering pass. Nobody waits for it, so whoever lists the clusters next hears of a problem."""
+    with suppress(ProblemError):
+        await _edit(stream, context, action="update")
 
 
 async def _edit(stream: str, context: RequestContext, **edit: Any) -> ClusterChange:
