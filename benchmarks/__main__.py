@@ -83,7 +83,13 @@ def main():
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--write", action="store_true", help="keep the tables in docs/results, and a line of history")
+    parser.add_argument("--draw", action="store_true", help="measure nothing: draw the chart of the stored rows")
     arguments = parser.parse_args()
+    if arguments.draw:
+        for name in arguments.names:
+            rows = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
+            importlib.import_module(f"benchmarks.{name}").plot(rows, RESULTS / f"{name}.png")
+        return
     about, results = machine(), {}
     for name in arguments.names or MODULES:
         results[name] = importlib.import_module(f"benchmarks.{name}").measure(arguments.quick)

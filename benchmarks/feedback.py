@@ -16,6 +16,7 @@ one_thread()
 import numpy as np  # noqa: E402 - the thread limits above must come first
 from safetensors.numpy import load_file  # noqa: E402
 
+from benchmarks import charts  # noqa: E402
 from protodcs import StreamDCS  # noqa: E402
 from protodcs.discovery import review_order  # noqa: E402
 from protodcs.metrics import auroc  # noqa: E402
@@ -162,8 +163,28 @@ def as_markdown(rows):
     return "\n".join(lines)
 
 
+def plot(rows, file):
+    """Draw what right corrections add to the share of right decisions, by their number."""
+    figure, all_axes = charts.panels(2, share_y=True)
+    for axes, chosen in zip(all_axes, ("queue", "random"), strict=True):
+        for name, colour in zip(STREAMS, charts.COLOURS, strict=True):
+            values = [differences(rows, name, chosen, count, 0.0, FIGURES[-1]) for count in COUNTS]
+            means = [0, *(value.mean() for value in values)]
+            spread = [0, *(STUDENT * value.std(ddof=1) / np.sqrt(len(value)) for value in values)]
+            axes.errorbar([0, *COUNTS], means, spread, fmt="o-", color=colour, capsize=3, label=name)
+        axes.set(xlabel="corrections")
+        axes.set_title("chosen by the review queue" if chosen == "queue" else "of random samples", fontsize=10)
+    all_axes[0].set_ylabel("right decisions, points more")
+    all_axes[0].legend(frameon=False, fontsize=8)
+    charts.save(figure, file)
+
+
 if __name__ == "__main__":
-    found = list(measure("tune" if "tune" in sys.argv else "judge"))
+    stored = RESULTS / "feedback.json"
+    draw = "--draw" in sys.argv
+    found = json.loads(stored.read_text()) if draw else list(measure("tune" if "tune" in sys.argv else "judge"))
     print(as_markdown(found))
     if "--write" in sys.argv:
-        (RESULTS / "feedback.json").write_text(json.dumps(found, indent=1) + "\n")
+        stored.write_text(json.dumps(found, indent=1) + "\n")
+    if draw or "--write" in sys.argv:
+        plot(found, stored.with_suffix(".png"))

@@ -196,7 +196,7 @@ def cost(quick):
 
         times = in_turns({which: lambda which=which: block(which) for which in both}, 3 if quick else 12)
         # The first rounds have no two kept states yet.
-        sizes = {f"snapshot_{which}": len(stream.snapshot()) for which, stream in both.items()}
+        sizes = {f"snapshot_{which}": len(stream.checkpoint("s").snapshot) for which, stream in both.items()}
         rows.append({"method": method, **ratio(times["with"][2:], times["without"][2:]), **sizes})
     return rows
 

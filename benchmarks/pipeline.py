@@ -22,6 +22,7 @@ import numpy as np  # noqa: E402 - the thread limits above must come first
 import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 
+from benchmarks import charts  # noqa: E402
 from benchmarks.models import vision_transformer  # noqa: E402
 from protodcs import OpenSetClassifier, encoders  # noqa: E402
 from protodcs.data import open_source  # noqa: E402
@@ -193,6 +194,22 @@ def row(case: Case, method: str, times: dict[str, np.ndarray], about: dict[str, 
     return result
 
 
+def plot(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    """Draw the ratio of each row with its quartiles, and its target."""
+    figure, (axes,) = charts.panels(1, height=0.6 + 0.3 * len(rows))
+    places = np.arange(len(rows))[::-1]
+    ratios = np.array([(row["ratio"], row["low"], row["high"]) for row in rows])
+    spread = np.abs(ratios[:, 1:] - ratios[:, :1]).T
+    axes.errorbar(
+        ratios[:, 0], places, xerr=spread, fmt="o", color=charts.BLUE, capsize=3, label="median and quartiles"
+    )
+    axes.plot([row["target"] for row in rows], places, "|", color=charts.ORANGE, markersize=14, label="target")
+    axes.set_yticks(places, [row["name"] for row in rows], fontsize=8)
+    axes.set_xlabel("images per second with adaptation / without")
+    axes.legend(frameon=False, fontsize=8)
+    charts.save(figure, file)
+
+
 def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
         "The figures are images per second of `OpenSetClassifier.stream`, with adaptation, over those of the bare "
@@ -202,6 +219,8 @@ def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
         "are medians over the rounds, with quartiles. Without overlap is the same work in one thread, each batch "
         "encoded and then decided on. The encoder of the size of ViT-B/16 has random weights: only its speed is real. "
         "Others is how many cores other processes kept busy meanwhile (median): what overlaps needs a free core.",
+        "",
+        "![Images per second with adaptation over those without, and the target](pipeline.png)",
         "",
     ]
     head = "encoder, K, method, images, torch threads, images x rounds, bare images/s, adapted / bare, target, without overlap, others"  # noqa: E501

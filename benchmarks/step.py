@@ -13,6 +13,7 @@ one_thread()
 
 import numpy as np  # noqa: E402 - the thread limits above must come first
 
+from benchmarks import charts  # noqa: E402
 from protodcs import methods  # noqa: E402
 
 NAME = "step"
@@ -141,12 +142,30 @@ def by_path(own, paths, steady):
     }
 
 
+def plot(rows, file):
+    """Draw the time of a usual and of a slow step, by the number of classes."""
+    figure, all_axes = charts.panels(2, share_y=True)
+    for axes, (key, title) in zip(all_axes, (("observe_us", "median"), ("p99_us", "p99")), strict=True):
+        for name, colour in zip(dict.fromkeys(row["method"] for row in rows), charts.COLOURS, strict=False):
+            mine = [row for row in rows if row["method"] == name]
+            axes.plot([row["classes"] for row in mine], [row[key] for row in mine], "o-", color=colour, label=name)
+        bare = {row["classes"]: row["bare_us"] for row in rows}
+        axes.plot(list(bare), list(bare.values()), "--", color=charts.GREY, label="prototypes @ feature")
+        axes.set(xscale="log", yscale="log", xlabel="classes")
+        axes.set_title(title, fontsize=10)
+    all_axes[0].set_ylabel("microseconds of one step")
+    all_axes[0].legend(frameon=False, fontsize=8)
+    charts.save(figure, file)
+
+
 def as_markdown(rows):
     lines = [
         "Real CLIP ViT-B/32 features (feature pack of the test data, stream order of seed 0, split `all`, d = 512), "
         "on one thread, in CPU time. All methods and the bare scoring `prototypes @ feature` take turns in blocks of "
         "samples. The median, p99, mean and first ratio are about the second half of the stream. A ratio is the total "
         "time of observe over the total time of bare scoring.",
+        "",
+        "![Time of a median and of a p99 step by the number of classes](step.png)",
         "",
     ]
     head = "K, method, bare, observe p50, p99, mean, ratio, whole stream, state"

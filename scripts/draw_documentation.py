@@ -1,17 +1,23 @@
 """Draw the pictures of the documentation from the demo: `python scripts/draw_documentation.py`. Takes a minute."""
 
+import subprocess
+import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
-from protodcs import ProtoDCS, StreamDCS, encoders, plot
+from protodcs import OpenSetClassifier, ProtoDCS, encoders, plot
 from protodcs.demo import KNOWN, DemoStream
 
 ASSETS = Path(__file__).parent.parent / "docs" / "assets"
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#777777"
 SAMPLES, SEED = 600, 3
+# Top of a contact sheet: its title and four rows.
+SHEET_HEIGHT = 704
 
 
 def main() -> None:
@@ -22,7 +28,7 @@ def main() -> None:
     images = [sample.image for sample in stream]
     features = encoder.encode(images)
     known = np.array([sample.label >= 0 for sample in stream])
-    engine = StreamDCS(prototypes, classes=KNOWN)
+    engine = OpenSetClassifier.with_encoder(encoder, KNOWN).engine
     engine.observe_many(features)
     checks = [engine.explain(feature).verification for feature in features]
     scores = np.array([check.score for check in checks])
@@ -31,6 +37,7 @@ def main() -> None:
     draw_scores(cosines.max(axis=1), scores, checks[0].threshold, known)
     draw_charts(encoder)
     draw_protodcs(encoder)
+    draw_commands()
 
 
 def draw_steps(stream, cosines, scores, threshold, known) -> None:
@@ -82,7 +89,7 @@ def draw_scores(largest, scores, threshold, known) -> None:
 def draw_charts(encoder) -> None:
     """Draw what `docs/how-to/charts.md` draws."""
     stream = DemoStream(600, unknown=0.5, seed=SEED)
-    engine = StreamDCS(encoder.prototypes(KNOWN), classes=KNOWN)
+    engine = OpenSetClassifier.with_encoder(encoder, KNOWN).engine
     decisions = engine.observe_many(encoder.encode([sample.image for sample in stream]))
     figure = Figure(figsize=(11, 6), layout="constrained")
     FigureCanvasAgg(figure)
@@ -141,6 +148,22 @@ def draw_protodcs(encoder) -> None:
         axes.legend(fontsize=8, loc="upper left", framealpha=1, edgecolor="white")
     first.set_ylim(openness.min() - 0.05, openness.max() + 0.25)
     save(figure, "protodcs.png")
+
+
+def draw_commands() -> None:
+    """Write the pictures that the commands of the pages write."""
+    with TemporaryDirectory() as folder:
+
+        def run(*words) -> None:
+            command = [sys.executable, "-m", "protodcs", *words]
+            subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+
+        run("demo", "--folder", "pictures")
+        run("classify", "pictures", "--model", "demo", "--classes", "demo", "--sheet", "unknown.png")
+        run("compare", "pictures", "--model", "demo", "--classes", "demo", "--figure", ASSETS / "compare.png")
+        run("demo", "--terminal", "--images", "600", "--out", ASSETS / "demo.png")
+        with Image.open(Path(folder) / "unknown.png") as sheet:
+            sheet.crop((0, 0, sheet.width, SHEET_HEIGHT)).quantize(256).save(ASSETS / "contact-sheet.png")
 
 
 def save(figure: Figure, name: str) -> None:
