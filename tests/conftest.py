@@ -71,6 +71,21 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.get_closest_marker("ray") is None)
 
 
+@pytest.fixture(scope="session")
+def anyio_backend():
+    """Run the tests that are coroutines in an event loop of asyncio, each in its own."""
+    return "asyncio"
+
+
+@pytest.fixture
+async def store(request, tmp_path):
+    """An empty store, for tests that `of_stores` in store_contract.py marks."""
+    from store_contract import opened
+
+    async with opened(request.param, tmp_path) as store:
+        yield store
+
+
 def _data() -> Path | None:
     folder = os.environ.get("PROTODCS_DATA")
     return Path(folder) if folder and Path(folder).is_dir() else None
@@ -113,7 +128,7 @@ def png_files(data_folder):
 
 @pytest.fixture
 def virtual_time(monkeypatch) -> VirtualClock:
-    """Run `asyncio.run` and `time.monotonic` in virtual time, in which sleeping takes no real time.
+    """Run event loops and `time.monotonic` in virtual time, in which sleeping takes no real time.
 
     Use it for tests without sockets and subprocesses: those take real time, and timers would not wait for them.
     """

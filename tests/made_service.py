@@ -14,6 +14,7 @@ from protodcs.serve.messages import Action, Reply, ReplyStatus, Request
 from protodcs.serve.pipeline.queues import Queues
 from protodcs.serve.pipeline.steps import IN_MEMORY
 from protodcs.serve.settings import ServeConfig
+from protodcs.serve.store.base import AcquiredStream, Fence, KeySegment
 from protodcs.serve.stream.idempotency import IdempotencyLimits
 from protodcs.serve.stream.live_stream import StreamSpec
 from protodcs.serve.stream.shared import pack_prototypes
@@ -37,6 +38,14 @@ def spec_of(**config):
 
 
 SPEC = spec_of().pack()
+
+
+def acquired(spec, checkpoint=None, start=0, tail=(), epoch=1):
+    """A stream as a store gives it, after a checkpoint at `start` that contained all keys."""
+    if checkpoint is None:
+        return AcquiredStream(Fence(epoch), spec, None, start, list(tail))
+    keys = [KeySegment(start, checkpoint.keys)] if checkpoint.keys else []
+    return AcquiredStream(Fence(epoch), spec, checkpoint.snapshot, start, list(tail), keys=keys)
 
 
 def feature(number):

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from conftest import random_stream
-from made_service import LIMITS
+from made_service import LIMITS, acquired
 from protodcs import StreamDCSConfig
 from protodcs.core.prototypes import Prototypes
 from protodcs.serve.guard import GuardSettings
-from protodcs.serve.store.base import AcquiredStream, Fence
 from protodcs.serve.stream.live_stream import LiveStream, StreamSpec
 from protodcs.serve.stream.records import Kind as RecordKind
 from service import checker
@@ -424,14 +423,14 @@ def test_the_replay_is_what_the_service_computes_with_guard_and_snapshots():
         prototypes=prototypes.fingerprint,
         guard=GuardSettings(**settings, duplicate_threshold=0.926),
     )
-    live, start = LiveStream(AcquiredStream(Fence(1), spec.pack(), None, 0, []), prototypes, LIMITS), 0
+    live, start = LiveStream(acquired(spec.pack()), prototypes, LIMITS), 0
     payloads = [feature.astype("<f4").tobytes() for feature in features]
     answers = []
     for number, payload in enumerate(payloads):
         answers.append(live.change(RecordKind.OBSERVE, f"key-{number}", payload, 0.0).answer)
         if number % 100 == 50:
             start = live.position
-            live = LiveStream(AcquiredStream(Fence(1), spec.pack(), live.snapshot(), start, []), prototypes, LIMITS)
+            live = LiveStream(acquired(spec.pack(), live.checkpoint("s"), start), prototypes, LIMITS)
     run = checker.replay(spec, prototypes, payloads)
     assert run.digest == state_digest(live.engine, live.guard)
     assert run.answers == [checker.shown(answer) for answer in answers]

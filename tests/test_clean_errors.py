@@ -1,6 +1,5 @@
 """Errors that callers and operators see: no traceback, address or path of the inside, and never a password."""
 
-import asyncio
 import json
 import logging
 
@@ -50,84 +49,66 @@ class FailingEncoding(FakeEncoding):
         raise self.problem
 
 
-def test_a_problem_document_never_holds_a_traceback_of_a_remote_call(caplog):
-    async def run():
-        async with served(FailingEncoding(remote("secret"))) as service:
-            body = {"id": "t", "classes": ["a", "b"]}
-            refused = await service.client.post("/v1/streams", json=body, headers={"x-request-id": "mine"})
-            words = words_of(refused, 500)
-            check_clean(words)
-            assert "secret" not in words
-            assert "mine" in words
-
-    asyncio.run(run())
+async def test_a_problem_document_never_holds_a_traceback_of_a_remote_call(caplog):
+    async with served(FailingEncoding(remote("secret"))) as service:
+        body = {"id": "t", "classes": ["a", "b"]}
+        refused = await service.client.post("/v1/streams", json=body, headers={"x-request-id": "mine"})
+        words = words_of(refused, 500)
+        check_clean(words)
+        assert "secret" not in words
+        assert "mine" in words
     (record,) = [record for record in caplog.records if record.getMessage() == "a request failed"]
     assert record.fields["request_id"] == "mine"
     assert "secret" in str(record.exc_info[1])
 
 
-def test_an_error_of_ours_that_is_no_fault_of_the_caller_is_500_without_details():
-    async def run():
-        async with served(FailingEncoding(EncoderError("/home/somebody/model is damaged"))) as service:
-            check_clean(words_of(await service.client.post("/v1/streams", json={"id": "t", "classes": ["a"]}), 500))
-
-    asyncio.run(run())
+async def test_an_error_of_ours_that_is_no_fault_of_the_caller_is_500_without_details():
+    async with served(FailingEncoding(EncoderError("/home/somebody/model is damaged"))) as service:
+        check_clean(words_of(await service.client.post("/v1/streams", json={"id": "t", "classes": ["a"]}), 500))
 
 
 # Errors of workers.
 
 
-def test_an_unexpected_error_of_a_worker_is_only_in_the_log(monkeypatch, caplog):
-    async def run():
-        async with served() as service:
+async def test_an_unexpected_error_of_a_worker_is_only_in_the_log(monkeypatch, caplog):
+    async with served() as service:
 
-            def broken(*_):
-                raise ZeroDivisionError("at 10.1.2.3")
+        def broken(*_):
+            raise ZeroDivisionError("at 10.1.2.3")
 
-            monkeypatch.setattr(LiveStream, "applied", broken)
-            refused = await service.client.post(
-                "/v1/streams/s/observe", content=feature(0), headers={"x-request-id": "mine"}
-            )
-            check_clean(words_of(refused, 500))
-            assert "mine" in refused.json()["detail"]
-
-    asyncio.run(run())
+        monkeypatch.setattr(LiveStream, "applied", broken)
+        refused = await service.client.post(
+            "/v1/streams/s/observe", content=feature(0), headers={"x-request-id": "mine"}
+        )
+        check_clean(words_of(refused, 500))
+        assert "mine" in refused.json()["detail"]
     told = [record for record in caplog.records if getattr(record, "fields", {}).get("request_id") == "mine"]
     assert any("at 10.1.2.3" in str(record.exc_info and record.exc_info[1]) for record in told)
 
 
-def test_an_unexpected_error_of_a_step_is_only_in_the_log(monkeypatch):
-    async def run():
-        async with served() as service:
-            monkeypatch.setattr(service.worker.streams, "acquire", lambda *_: raises(RuntimeError("/home/somebody")))
-            check_clean(words_of(await service.observe(feature(0)), 500))
-
-    asyncio.run(run())
+async def test_an_unexpected_error_of_a_step_is_only_in_the_log(monkeypatch):
+    async with served() as service:
+        monkeypatch.setattr(service.worker.streams, "acquire", lambda *_: raises(RuntimeError("/home/somebody")))
+        check_clean(words_of(await service.observe(feature(0)), 500))
 
 
-def test_no_answer_in_time_says_nothing_of_the_store(caplog, monkeypatch):
-    async def run():
-        async with served(request_seconds=0.2) as service:
-            problem = StoreError("PostgreSQL at 10.1.2.3:5432 cannot be reached")
-            monkeypatch.setattr(service.store, "acquire", lambda *_: raises(problem))
-            words = words_of(await service.observe(feature(0)), 503)
-            check_clean(words)
-            assert "PostgreSQL" not in words
-
-    asyncio.run(run())
+async def test_no_answer_in_time_says_nothing_of_the_store(caplog, monkeypatch):
+    async with served(request_seconds=0.2) as service:
+        problem = StoreError("PostgreSQL at 10.1.2.3:5432 cannot be reached")
+        monkeypatch.setattr(service.store, "acquire", lambda *_: raises(problem))
+        words = words_of(await service.observe(feature(0)), 503)
+        check_clean(words)
+        assert "PostgreSQL" not in words
     (late,) = [record for record in caplog.records if record.getMessage() == "no answer in time"]
     assert "10.1.2.3:5432" in late.fields["last"]
 
 
-def test_readiness_does_not_fail_with_the_worker():
-    async def run():
-        async with served() as service:
-            service.problem = KeyError("/home/somebody")
-            transport = httpx.ASGITransport(service.api)
-            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-                check_clean(words_of(await client.get("/v1/ready"), 503))
-
-    asyncio.run(run())
+async def test_readiness_does_not_fail_with_the_worker():
+    async with served() as service:
+        service.problem = KeyError("/home/somebody")
+        transport = httpx.ASGITransport(service.api)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            check_clean(words_of(await client.get("/v1/ready"), 503))
 
 
 # Passwords.
@@ -150,14 +131,14 @@ def holds_secret(text):
     return "secret" in text or "sec" in text.replace("second", "") or "ret@" in text
 
 
-def open_at(url):
+async def open_at(url):
     config = ServeConfig(store=url)
     assert not holds_secret(repr(config))
-    asyncio.run(open_store(config))
+    await open_store(config)
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_no_error_about_the_store_holds_its_password(url):
+async def test_no_error_about_the_store_holds_its_password(url):
     assert not holds_secret(without_passwords(url))
     with pytest.raises(ConfigError) as caught:
         ServeConfig(stor=url + "x" * 80)
@@ -166,7 +147,7 @@ def test_no_error_about_the_store_holds_its_password(url):
         ServeConfig(store=[url])
     assert not holds_secret(str(caught.value))
     with pytest.raises((ConfigError, StoreError)) as caught:
-        open_at(url)
+        await open_at(url)
     assert not holds_secret(str(caught.value))
 
 

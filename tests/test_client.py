@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -549,17 +549,14 @@ def test_rows_without_an_answer_are_sent_again_after_a_broken_connection():
         assert len(sent(faulty, "observe:stream")) > 2
 
 
-def test_rows_may_have_keys_and_image_references(plain, stream):
+async def test_rows_may_have_keys_and_image_references(plain, stream):
     rows = [Row(feature, f"frame-{n}", f"{n}.jpg") for n, feature in enumerate(FEATURES[:20])]
     rows[7] = Row(png(7), "frame-7", "7.jpg")
     assert numbers(stream.observe_stream(rows, ahead=10)) == [(n, n) for n in range(20)]
     assert [entry.image_ref for entry in stream.log(order="oldest")] == [f"{n}.jpg" for n in range(20)]
-
-    async def run():
-        async with AsyncClient(plain[0]) as client:
-            return [one async for one in client.stream(stream.id).observe_stream(rows)]
-
-    assert [(one.position, one.repeated) for one in asyncio.run(run())] == [(n, True) for n in range(20)]
+    async with AsyncClient(plain[0]) as client:
+        again = [one async for one in client.stream(stream.id).observe_stream(rows)]
+    assert [(one.position, one.repeated) for one in again] == [(n, True) for n in range(20)]
     # Rows with and without a key take turns, and each has what belongs to it.
     mixed = [Row(FEATURES[20], "last"), FEATURES[21], Row(FEATURES[22], image_ref="22.jpg")]
     assert numbers(stream.observe_stream(mixed)) == [(n, n) for n in range(20, 23)]
@@ -569,19 +566,17 @@ def test_rows_may_have_keys_and_image_references(plain, stream):
         list(stream.observe_stream([Row(FEATURES[:2])]))
 
 
-def test_rows_without_an_answer_are_sent_again_with_asyncio():
-    async def run(url):
+async def test_rows_without_an_answer_are_sent_again_with_asyncio():
+    with unsteady("observe:stream") as (url, service, faulty):
         async with AsyncClient(url, give_up=300) as client:
             rows = np.array_split(FEATURES[:150], 10)
-            return [one async for one in client.stream("s").observe_stream(rows, ahead=10)]
-
-    with unsteady("observe:stream") as (url, service, faulty):
-        assert numbers(asyncio.run(run(url))) == [(number, number) for number in range(150)]
+            seen = [one async for one in client.stream("s").observe_stream(rows, ahead=10)]
+        assert numbers(seen) == [(number, number) for number in range(150)]
         assert engine_of(service.worker) == learned(150)
         assert len(sent(faulty, "observe:stream")) > 2
 
 
-def test_a_row_that_the_service_rejects_is_an_error_after_the_decisions_before_it(plain, stream, monkeypatch):
+async def test_a_row_that_the_service_rejects_is_an_error_after_the_decisions_before_it(plain, stream, monkeypatch):
     # The service checks what the client does not.
     monkeypatch.setattr(protocol, "_checked", lambda x: np.asarray(x, dtype="<f4"))
     rows = FEATURES[:5].copy()
@@ -591,16 +586,12 @@ def test_a_row_that_the_service_rejects_is_an_error_after_the_decisions_before_i
         seen.extend(stream.observe_stream([rows]))
     assert caught.value.status == 422
     assert numbers(seen) == [(0, 0), (1, 1), (2, 2)]
-
-    async def run():
-        async with AsyncClient(plain[0]) as client:
-            found = client.stream(stream.id).observe_stream([rows])
-            # One row behind the rejected one was observed.
-            assert [(await anext(found)).position for _ in range(3)] == [4, 5, 6]
-            with pytest.raises(ServiceError):
-                await anext(found)
-
-    asyncio.run(run())
+    async with AsyncClient(plain[0]) as client:
+        found = client.stream(stream.id).observe_stream([rows])
+        # One row behind the rejected one was observed.
+        assert [(await anext(found)).position for _ in range(3)] == [4, 5, 6]
+        with pytest.raises(ServiceError):
+            await anext(found)
 
 
 def test_an_error_comes_at_its_place_after_all_before_it(plain, stream):
@@ -713,20 +704,17 @@ class Raising(httpx.AsyncBaseTransport):
             self.under_way -= 1
 
 
-def with_client(run, encoding=None, plan=(), **options):
-    """Run something with a service in this process, and a client of it."""
-
-    async def running():
-        async with served(encoding) as service:
-            transport = Raising(service.api, plan)
-            async with AsyncClient("http://127.0.0.1", transport=transport, **options) as client:
-                await run(client, service, transport)
-
-    asyncio.run(running())
+@asynccontextmanager
+async def connected(encoding=None, plan=(), **options):
+    """A client, the service in this process that it calls, and what carries its requests."""
+    async with served(encoding) as service:
+        transport = Raising(service.api, plan)
+        async with AsyncClient("http://127.0.0.1", transport=transport, **options) as client:
+            yield client, service, transport
 
 
-def test_the_asynchronous_client_decides_as_an_engine_in_this_process():
-    async def run(client, service, transport):
+async def test_the_asynchronous_client_decides_as_an_engine_in_this_process():
+    async with connected(PixelEncoding()) as (client, service, _):
         engine = StreamDCS(PROTOTYPES)
         stream = client.stream("s")
         for number in range(5):
@@ -739,11 +727,9 @@ def test_the_asynchronous_client_decides_as_an_engine_in_this_process():
         assert (await stream.observe(Image.fromarray(pixels(10)))).position == 10
         assert engine_of(service.worker) == learned(11)
 
-    with_client(run, PixelEncoding())
 
-
-def test_the_life_of_a_stream_with_asyncio():
-    async def run(client, service, transport):
+async def test_the_life_of_a_stream_with_asyncio():
+    async with connected() as (client, _, _):
         stream = await client.create("t", prototypes=ROWS)
         await stream.observe(FEATURES[0])
         assert (await stream.snapshot("first")).position == 1
@@ -771,41 +757,35 @@ def test_the_life_of_a_stream_with_asyncio():
         with pytest.raises(ServiceError, match="no stream 't'"):
             await stream.status()
 
-    with_client(run)
-
 
 @pytest.mark.parametrize(
     "fault",
     [httpx.ReadError("reset"), httpx.ReadTimeout("late"), httpx.RemoteProtocolError("cut"), httpx.ConnectError("gone")],
     ids=lambda fault: type(fault).__name__,
 )
-def test_an_asynchronous_observe_is_applied_once(fault):
-    async def run(client, service, transport):
+async def test_an_asynchronous_observe_is_applied_once(fault):
+    async with connected(plan=[fault, fault]) as (client, service, transport):
         seen = await client.stream("s").observe(FEATURES[0])
         assert (seen.position, seen.repeated) == (0, True)
         assert len(transport.seen) == 3
         assert len({key for _, _, key in transport.seen}) == 1
         assert engine_of(service.worker) == learned(1)
 
-    with_client(run, plan=[fault, fault])
 
-
-def test_many_streams_go_on_at_once_and_not_more_than_allowed():
+async def test_many_streams_go_on_at_once_and_not_more_than_allowed():
     async def feed(client, name):
         stream = await client.create(name, prototypes=ROWS)
         return [one async for one in stream.observe_stream(FEATURES[:20], ahead=4)]
 
-    async def run(client, service, transport):
+    async with connected(plan=[None, httpx.ReadError("reset")] * 20, connections=8) as (client, service, transport):
         streams = [f"camera {number}" for number in range(30)]
         for seen in await asyncio.gather(*(feed(client, name) for name in streams)):
             assert numbers(seen) == [(number, number) for number in range(20)]
         assert transport.most == 8
         assert all(engine_of(service.worker, name) == learned(20) for name in streams)
 
-    with_client(run, plan=[None, httpx.ReadError("reset")] * 20, connections=8)
 
-
-def test_an_asynchronous_stream_takes_any_iterator_and_errors_come_at_their_place():
+async def test_an_asynchronous_stream_takes_any_iterator_and_errors_come_at_their_place():
     async def slowly(rows):
         for row in rows:
             await asyncio.sleep(0)
@@ -815,8 +795,8 @@ def test_an_asynchronous_stream_takes_any_iterator_and_errors_come_at_their_plac
         yield FEATURES[10]
         raise ZeroDivisionError("mine")
 
-    async def run(client, service, transport):
-        stream = client.stream("s")
+    async with connected() as (client, _, _):
+        stream, tasks = client.stream("s"), len(asyncio.all_tasks())
         assert len([one async for one in stream.observe_stream(slowly(FEATURES[:5]))]) == 5
         assert len([one async for one in stream.observe_stream(iter(FEATURES[5:10]))]) == 5
         seen = stream.observe_stream(failing())
@@ -830,22 +810,10 @@ def test_an_asynchronous_stream_takes_any_iterator_and_errors_come_at_their_plac
         await endless.aclose()
         with pytest.raises(InputError, match="at least 1"):
             await anext(stream.observe_stream([], ahead=0))
-        assert len(asyncio.all_tasks()) <= 1 + 8
-
-    with_client(run)
+        assert len(asyncio.all_tasks()) <= tasks + 8
 
 
-def test_the_asynchronous_client_follows_a_stream_over_broken_connections():
-    async def run(url):
-        async with AsyncClient(url, give_up=300) as client:
-            found = []
-            async for event in client.follow("s", after="4"):
-                if event.kind == "decision":
-                    found.append((event.id, event.data["position"]))
-                if len(found) == 45:
-                    break
-            return found
-
+async def test_the_asynchronous_client_follows_a_stream_over_broken_connections():
     with unsteady("events") as (url, _, faulty), patient(url) as client:
         client.stream("s").observe(FEATURES[:10])
 
@@ -855,26 +823,30 @@ def test_the_asynchronous_client_follows_a_stream_over_broken_connections():
 
         thread = threading.Thread(target=observe, daemon=True)
         thread.start()
-        assert asyncio.run(run(url)) == [(str(position), position) for position in range(5, 50)]
+        found = []
+        async with AsyncClient(url, give_up=300) as follower:
+            async for event in follower.follow("s", after="4"):
+                if event.kind == "decision":
+                    found.append((event.id, event.data["position"]))
+                if len(found) == 45:
+                    break
+        assert found == [(str(position), position) for position in range(5, 50)]
         thread.join()
         assert len(sent(faulty, "events")) > 1
 
 
-def test_both_clients_create_list_and_delete_webhooks(client):
-    async def run():
-        async with AsyncClient(str(client._http.base_url)) as other:
-            made = await other.create_webhook("http://8.8.8.8/other", streams=["s"])
-            secret = made.pop("secret")
-            assert secret.startswith("whsec_")
-            assert await other.webhooks() == client.webhooks() == [first, made]
-            assert (made["events"], made["streams"]) == (["guard", "possible_shift", "many_unknown"], ["s"])
-            assert await other.dead_letters(made["id"]) == []
-            await other.delete_webhook(made["id"])
-            assert await other.webhooks() == [first]
-
+async def test_both_clients_create_list_and_delete_webhooks(client):
     first = client.create_webhook("http://8.8.8.8/", events=["guard"])
     assert first.pop("secret").startswith("whsec_")
-    asyncio.run(run())
+    async with AsyncClient(str(client._http.base_url)) as other:
+        made = await other.create_webhook("http://8.8.8.8/other", streams=["s"])
+        secret = made.pop("secret")
+        assert secret.startswith("whsec_")
+        assert await other.webhooks() == client.webhooks() == [first, made]
+        assert (made["events"], made["streams"]) == (["guard", "possible_shift", "many_unknown"], ["s"])
+        assert await other.dead_letters(made["id"]) == []
+        await other.delete_webhook(made["id"])
+        assert await other.webhooks() == [first]
     assert client.dead_letters(first["id"]) == []
     client.delete_webhook(first["id"])
     assert client.webhooks() == []
@@ -882,13 +854,10 @@ def test_both_clients_create_list_and_delete_webhooks(client):
         client.dead_letters(first["id"])
 
 
-def test_a_service_that_is_away_is_given_up_in_words_with_asyncio():
-    async def run():
-        async with AsyncClient(f"http://127.0.0.1:{free_port()}", give_up=0.3) as client:
-            with pytest.raises(ServiceError, match="ConnectError"):
-                await client.streams()
-
-    asyncio.run(run())
+async def test_a_service_that_is_away_is_given_up_in_words_with_asyncio():
+    async with AsyncClient(f"http://127.0.0.1:{free_port()}", give_up=0.3) as client:
+        with pytest.raises(ServiceError, match="ConnectError"):
+            await client.streams()
 
 
 def test_a_client_imports_neither_kernels_nor_what_serves():

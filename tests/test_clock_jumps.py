@@ -110,29 +110,26 @@ async def positions(store):
     return [entry.position for entry in (await store.read_log("s", LogQuery(newest_first=False, limit=1000))).entries]
 
 
-def test_a_clock_that_is_32_days_ahead_for_a_while_deletes_no_log(tmp_path, stepped, monkeypatch):
-    async def run():
-        store = CountingStore(tmp_path)
-        worker = Worker("worker-0", store, settings(log_days=30.0, lease_seconds=0.3))
-        await worker.start()
-        await done(worker, create())
-        for number in range(5):
-            await done(worker, observe(number))
-        stepped.append(32 * DAY)
-        await store.wait_for_rounds(5)
-        await done(worker, observe(5))
-        stepped.append(-32 * DAY)
-        await store.wait_for_rounds(5)
-        await done(worker, observe(6))
-        assert await positions(store) == list(range(7))
-        # The same, if the clock needs no time to be trusted.
-        monkeypatch.setattr(steady_clock, "STEADY_SECONDS", 0.0)
-        stepped.append(32 * DAY)
-        await store.wait_for_rounds(5)
-        assert len(await positions(store)) < 5
-        await worker.close()
-
-    asyncio.run(run())
+async def test_a_clock_that_is_32_days_ahead_for_a_while_deletes_no_log(tmp_path, stepped, monkeypatch):
+    store = CountingStore(tmp_path)
+    worker = Worker("worker-0", store, settings(log_days=30.0, lease_seconds=0.3))
+    await worker.start()
+    await done(worker, create())
+    for number in range(5):
+        await done(worker, observe(number))
+    stepped.append(32 * DAY)
+    await store.wait_for_rounds(5)
+    await done(worker, observe(5))
+    stepped.append(-32 * DAY)
+    await store.wait_for_rounds(5)
+    await done(worker, observe(6))
+    assert await positions(store) == list(range(7))
+    # The same, if the clock needs no time to be trusted.
+    monkeypatch.setattr(steady_clock, "STEADY_SECONDS", 0.0)
+    stepped.append(32 * DAY)
+    await store.wait_for_rounds(5)
+    assert len(await positions(store)) < 5
+    await worker.close()
 
 
 def entry(position, moment):
@@ -140,22 +137,19 @@ def entry(position, moment):
 
 
 @pytest.mark.parametrize("ahead", [1, 10, 3000])
-def test_entries_that_were_written_while_the_clock_was_ahead_do_not_keep_those_behind_them(tmp_path, ahead):
-    async def run():
-        store = SqliteStore(tmp_path)
-        fence, start, limits = await created(store), 1_700_000_000.0, LogLimits(30 * DAY, 10**6, 1 << 30)
-        times = [start] * 10 + [start + 32 * DAY] * ahead + [start + 60] * 10 + [start + 20 * DAY] * 10
-        log = [entry(position, moment) for position, moment in enumerate(times)]
-        assert await store.commit([Batch("s", fence, 0, [b""] * len(log), b"", log)]) == [None]
-        await store.trim_log(limits, start + 29 * DAY)
-        assert len(await positions(store)) == min(len(times), 1000)
-        await store.trim_log(limits, None)
-        assert len(await positions(store)) == min(len(times), 1000)
-        await store.trim_log(limits, start + 31 * DAY)
-        assert await positions(store) == list(range(20 + ahead, 30 + ahead))
-        await store.close()
-
-    asyncio.run(run())
+async def test_entries_that_were_written_while_the_clock_was_ahead_do_not_keep_those_behind_them(tmp_path, ahead):
+    store = SqliteStore(tmp_path)
+    fence, start, limits = await created(store), 1_700_000_000.0, LogLimits(30 * DAY, 10**6, 1 << 30)
+    times = [start] * 10 + [start + 32 * DAY] * ahead + [start + 60] * 10 + [start + 20 * DAY] * 10
+    log = [entry(position, moment) for position, moment in enumerate(times)]
+    assert await store.commit([Batch("s", fence, 0, [b""] * len(log), b"", log)]) == [None]
+    await store.trim_log(limits, start + 29 * DAY)
+    assert len(await positions(store)) == min(len(times), 1000)
+    await store.trim_log(limits, None)
+    assert len(await positions(store)) == min(len(times), 1000)
+    await store.trim_log(limits, start + 31 * DAY)
+    assert await positions(store) == list(range(20 + ahead, 30 + ahead))
+    await store.close()
 
 
 def stored_keys(times, seconds=300.0):

@@ -127,145 +127,118 @@ async def die(found):
     await found._disconnect()
 
 
-def test_processes_join_and_leave_and_share_all_partitions(url):
-    async def run():
-        one = await process(url, "one")
-        await settled(one)
-        two, three = await asyncio.gather(process(url, "two"), process(url, "three"))
-        await settled(one, two, three)
-        assert one._owner.unloads >= 0.5 * COUNT / memberships._BATCH
-        for _ in range(2):
-            await two.leave()
-            assert "two" not in one.placement.best
-            assert two._mine() == []
-        await two.close()
-        await settled(one, three)
-        await close(one, three)
-
-    asyncio.run(run())
+async def test_processes_join_and_leave_and_share_all_partitions(url):
+    one = await process(url, "one")
+    await settled(one)
+    two, three = await asyncio.gather(process(url, "two"), process(url, "three"))
+    await settled(one, two, three)
+    assert one._owner.unloads >= 0.5 * COUNT / memberships._BATCH
+    for _ in range(2):
+        await two.leave()
+        assert "two" not in one.placement.best
+        assert two._mine() == []
+    await two.close()
+    await settled(one, three)
+    await close(one, three)
 
 
-def test_the_last_process_leaves_at_once_and_its_partitions_are_taken_later(url):
-    async def run():
-        one = await process(url, "one")
-        await settled(one)
-        await asyncio.wait_for(one.leave(), 5)
-        await one.close()
-        two = await process(url, "two")
-        await settled(two)
-        await two.close()
-
-    asyncio.run(run())
+async def test_the_last_process_leaves_at_once_and_its_partitions_are_taken_later(url):
+    one = await process(url, "one")
+    await settled(one)
+    await asyncio.wait_for(one.leave(), 5)
+    await one.close()
+    two = await process(url, "two")
+    await settled(two)
+    await two.close()
 
 
-def test_the_partitions_of_a_process_that_died_are_taken_after_its_lease(url):
-    async def run():
-        one, two = await process(url, "one"), await process(url, "two")
-        await settled(one, two)
-        await die(two)
-        died = time.monotonic()
-        mine = len(one._mine())
-        await asyncio.sleep(0.5 * LEASE)
-        assert len(one._mine()) == mine
-        await settled(one)
-        assert time.monotonic() - died < LEASE + 10
-        await one.close()
-
-    asyncio.run(run())
+async def test_the_partitions_of_a_process_that_died_are_taken_after_its_lease(url):
+    one, two = await process(url, "one"), await process(url, "two")
+    await settled(one, two)
+    await die(two)
+    died = time.monotonic()
+    mine = len(one._mine())
+    await asyncio.sleep(0.5 * LEASE)
+    assert len(one._mine()) == mine
+    await settled(one)
+    assert time.monotonic() - died < LEASE + 10
+    await one.close()
 
 
-def test_a_process_that_was_paused_beyond_its_lease_gets_its_partitions_back(url):
-    async def run():
-        one, two = await process(url, "one"), await process(url, "two")
-        await settled(one, two)
-        await die(two)
-        await settled(one)
-        two._beating = asyncio.create_task(two._beat_forever())
-        await settled(one, two)
-        await close(one, two)
-
-    asyncio.run(run())
+async def test_a_process_that_was_paused_beyond_its_lease_gets_its_partitions_back(url):
+    one, two = await process(url, "one"), await process(url, "two")
+    await settled(one, two)
+    await die(two)
+    await settled(one)
+    two._beating = asyncio.create_task(two._beat_forever())
+    await settled(one, two)
+    await close(one, two)
 
 
-def test_a_process_that_starts_again_at_its_address_has_its_partitions_at_once(url):
-    async def run():
-        one, two = await process(url, "one", lease=60.0), await process(url, "two", lease=60.0)
-        await settled(one, two)
-        await die(two)
-        again = await process(url, "two", "2", lease=60.0)
-        assert len(again._mine()) == Counter(best_owners(("one", "two")))["two"]
-        await close(one, again)
-
-    asyncio.run(run())
+async def test_a_process_that_starts_again_at_its_address_has_its_partitions_at_once(url):
+    one, two = await process(url, "one", lease=60.0), await process(url, "two", lease=60.0)
+    await settled(one, two)
+    await die(two)
+    again = await process(url, "two", "2", lease=60.0)
+    assert len(again._mine()) == Counter(best_owners(("one", "two")))["two"]
+    await close(one, again)
 
 
-def test_a_second_process_with_the_same_address_ends_the_first(url):
-    async def run():
-        first = await process(url, "one")
-        second = await process(url, "one", "2")
-        found = await asyncio.wait_for(first.ended, 10)
-        assert isinstance(found, SupersededError)
-        # It must not change anything any more.
-        await first._change(memberships._HAND_OVER, numbers=[0], owners=["two"])
-        await first.close()
-        await settled(second)
-        await second.close()
-
-    asyncio.run(run())
+async def test_a_second_process_with_the_same_address_ends_the_first(url):
+    first = await process(url, "one")
+    second = await process(url, "one", "2")
+    found = await asyncio.wait_for(first.ended, 10)
+    assert isinstance(found, SupersededError)
+    # It must not change anything any more.
+    await first._change(memberships._HAND_OVER, numbers=[0], owners=["two"])
+    await first.close()
+    await settled(second)
+    await second.close()
 
 
-def test_a_process_whose_row_was_lost_goes_on(url):
-    async def run():
-        one, two = await process(url, "one"), await process(url, "two")
-        await settled(one, two)
-        # As a crash of the database may lose it, or as others forget a machine that slept.
-        await one._use(lambda connection: connection.execute("DELETE FROM processes WHERE name = 'one'"))
-        await one._beat()
-        assert not one.ended.done()
-        await two._beat()
-        assert two.placement.workers == ("one", "two")
-        await settled(one, two)
-        await close(one, two)
-
-    asyncio.run(run())
+async def test_a_process_whose_row_was_lost_goes_on(url):
+    one, two = await process(url, "one"), await process(url, "two")
+    await settled(one, two)
+    # As a crash of the database may lose it, or as others forget a machine that slept.
+    await one._use(lambda connection: connection.execute("DELETE FROM processes WHERE name = 'one'"))
+    await one._beat()
+    assert not one.ended.done()
+    await two._beat()
+    assert two.placement.workers == ("one", "two")
+    await settled(one, two)
+    await close(one, two)
 
 
-def test_nothing_is_accepted_for_partitions_that_move_and_requests_do_not_bring_them_back(url):
-    async def run():
-        one = await process(url, "one")
-        await settled(one)
-        one._owner.hold = asyncio.Event()
-        two = await process(url, "two")
-        while not one._moving:
-            await asyncio.sleep(0.01)
-        moving = dict(one._moving)
-        assert 0 < len(moving) <= memberships._BATCH
-        one._read = 0.0
-        placement = await one.find_placement()
-        assert all(placement.first(_in(number)) == "two" for number in moving)
-        assert all(one._owner.placement.first(_in(number)) == "two" for number in moving)
-        one._owner.hold.set()
-        await settled(one, two)
-        await close(one, two)
-
-    asyncio.run(run())
+async def test_nothing_is_accepted_for_partitions_that_move_and_requests_do_not_bring_them_back(url):
+    one = await process(url, "one")
+    await settled(one)
+    one._owner.hold = asyncio.Event()
+    two = await process(url, "two")
+    while not one._moving:
+        await asyncio.sleep(0.01)
+    moving = dict(one._moving)
+    assert 0 < len(moving) <= memberships._BATCH
+    one._read = 0.0
+    placement = await one.find_placement()
+    assert all(placement.first(_in(number)) == "two" for number in moving)
+    assert all(one._owner.placement.first(_in(number)) == "two" for number in moving)
+    one._owner.hold.set()
+    await settled(one, two)
+    await close(one, two)
 
 
-def test_a_version_that_packs_requests_differently_cannot_join(url, monkeypatch):
-    async def run():
-        one = await process(url, "one")
-        monkeypatch.setattr(memberships, "PROTOCOL", memberships.PROTOCOL + 1)
-        with pytest.raises(ConfigError, match="cannot share streams with the running version of one"):
-            await process(url, "two")
-        await one.close()
-        two = await process(url, "two")
-        await two.close()
-
-    asyncio.run(run())
+async def test_a_version_that_packs_requests_differently_cannot_join(url, monkeypatch):
+    one = await process(url, "one")
+    monkeypatch.setattr(memberships, "PROTOCOL", memberships.PROTOCOL + 1)
+    with pytest.raises(ConfigError, match="cannot share streams with the running version of one"):
+        await process(url, "two")
+    await one.close()
+    two = await process(url, "two")
+    await two.close()
 
 
-def test_processes_go_on_after_the_database_was_killed():
-    async def run(server):
+async def test_processes_go_on_after_the_database_was_killed():
+    with PostgresServer() as server:
         one, two = await process(server.url, "one"), await process(server.url, "two")
         await settled(one, two)
         await asyncio.to_thread(server.kill)
@@ -278,9 +251,6 @@ def test_processes_go_on_after_the_database_was_killed():
         three = await process(server.url, "three")
         await settled(one, two, three)
         await close(one, two, three)
-
-    with PostgresServer() as server:
-        asyncio.run(run(server))
 
 
 def test_a_database_that_is_silent_stops_nobody_for_longer_than_a_lease():

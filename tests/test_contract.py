@@ -253,7 +253,9 @@ def close(first, second):
 
 
 @pytest.mark.parametrize("samples", [4_000, pytest.param(200_000, marks=pytest.mark.long)])
-@every_method
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=[] if name in FEATURE_METHODS else [pytest.mark.long]) for name in VARIANTS]
+)
 def test_memory_stays_bounded_however_long_the_stream_is(variant, samples):
     prototypes, features, _ = random_stream(classes=4, width=8, samples=1_000, seed=8)
     engine = make(variant, prototypes)

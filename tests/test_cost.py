@@ -1,6 +1,5 @@
 """The cost of a stream: the estimate follows what engines do, and no settings get past the limits."""
 
-import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -192,55 +191,43 @@ def expensive_state():
     return engine.snapshot()
 
 
-def test_an_expensive_stream_is_not_created():
-    async def run():
-        async with started(streams=(), max_mean_step_cost=1.0) as worker:
-            assert rejected(await one(worker, create(spec=spec_of(**EXPENSIVE).pack())))
-            assert [stream async for stream in worker._store.streams()] == []
-
-    asyncio.run(run())
+async def test_an_expensive_stream_is_not_created():
+    async with started(streams=(), max_mean_step_cost=1.0) as worker:
+        assert rejected(await one(worker, create(spec=spec_of(**EXPENSIVE).pack())))
+        assert [stream async for stream in worker._store.streams()] == []
 
 
-def test_limits_hold_for_a_stream_that_is_created_like_another_one():
-    async def run():
-        store = MemoryStore()
-        async with started(store, streams=(), max_mean_step_cost=1000.0) as worker:
-            await done(worker, create(spec=spec_of(**EXPENSIVE).pack()))
-        async with started(store, streams=(), max_mean_step_cost=1.0) as worker:
-            assert rejected(await one(worker, Request("t", Action.CREATE_LIKE, "k", b"s")))
-            # One that exists goes on, though the limit is lower now.
-            await done(worker, observe(0))
-
-    asyncio.run(run())
+async def test_limits_hold_for_a_stream_that_is_created_like_another_one():
+    store = MemoryStore()
+    async with started(store, streams=(), max_mean_step_cost=1000.0) as worker:
+        await done(worker, create(spec=spec_of(**EXPENSIVE).pack()))
+    async with started(store, streams=(), max_mean_step_cost=1.0) as worker:
+        assert rejected(await one(worker, Request("t", Action.CREATE_LIKE, "k", b"s")))
+        # One that exists goes on, though the limit is lower now.
+        await done(worker, observe(0))
 
 
-def test_an_imported_state_cannot_bring_expensive_settings():
-    async def run():
-        async with started(max_mean_step_cost=1.0) as worker:
-            await done(worker, observe(0))
-            before = engine_of(worker)
-            assert rejected(await one(worker, ask(Action.IMPORT, payload=expensive_state())))
-            assert engine_of(worker) == before
-
-    asyncio.run(run())
+async def test_an_imported_state_cannot_bring_expensive_settings():
+    async with started(max_mean_step_cost=1.0) as worker:
+        await done(worker, observe(0))
+        before = engine_of(worker)
+        assert rejected(await one(worker, ask(Action.IMPORT, payload=expensive_state())))
+        assert engine_of(worker) == before
 
 
-def test_a_roll_back_cannot_bring_expensive_settings():
-    async def run():
-        store = MemoryStore()
-        async with started(store, max_mean_step_cost=1000.0) as worker:
-            await done(worker, ask(Action.IMPORT, "a", expensive_state()), ask(Action.SAVE_SNAPSHOT, "b", b"dear"))
-            await done(worker, ask(Action.RESET, "c"))
-        async with started(store, streams=(), max_mean_step_cost=1.0) as worker:
-            await done(worker, ask(Action.STATUS))
-            before = engine_of(worker)
-            assert rejected(await one(worker, ask(Action.ROLLBACK, "d", b"dear")))
-            assert engine_of(worker) == before
-
-    asyncio.run(run())
+async def test_a_roll_back_cannot_bring_expensive_settings():
+    store = MemoryStore()
+    async with started(store, max_mean_step_cost=1000.0) as worker:
+        await done(worker, ask(Action.IMPORT, "a", expensive_state()), ask(Action.SAVE_SNAPSHOT, "b", b"dear"))
+        await done(worker, ask(Action.RESET, "c"))
+    async with started(store, streams=(), max_mean_step_cost=1.0) as worker:
+        await done(worker, ask(Action.STATUS))
+        before = engine_of(worker)
+        assert rejected(await one(worker, ask(Action.ROLLBACK, "d", b"dear")))
+        assert engine_of(worker) == before
 
 
-def test_a_class_that_makes_a_stream_too_expensive_is_not_added():
+async def test_a_class_that_makes_a_stream_too_expensive_is_not_added():
     rows = np.random.default_rng(0).standard_normal((300, 16))
     prototypes = Prototypes(rows)
     config = ProtoDCSConfig(evolution_gate="quantile")
@@ -251,13 +238,9 @@ def test_a_class_that_makes_a_stream_too_expensive_is_not_added():
         prototypes=prototypes.fingerprint,
     )
     limit = estimate(config, 300, 16, None).mean_step + 1e-6
-
-    async def run():
-        async with started(streams=(), max_mean_step_cost=limit) as worker:
-            await done(worker, Request("s", Action.CREATE, "k", spec.pack(), pack_prototypes(prototypes)))
-            added = pack_class(rows[0].astype("<f4").tobytes(), "one more")
-            reply = await one(worker, ask(Action.ADD_CLASS, payload=added))
-            assert reply.status is ReplyStatus.WRONG
-            assert "`evolution_gate`=quantile" in reply.message
-
-    asyncio.run(run())
+    async with started(streams=(), max_mean_step_cost=limit) as worker:
+        await done(worker, Request("s", Action.CREATE, "k", spec.pack(), pack_prototypes(prototypes)))
+        added = pack_class(rows[0].astype("<f4").tobytes(), "one more")
+        reply = await one(worker, ask(Action.ADD_CLASS, payload=added))
+        assert reply.status is ReplyStatus.WRONG
+        assert "`evolution_gate`=quantile" in reply.message

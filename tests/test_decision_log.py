@@ -21,7 +21,7 @@ from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store.base import Batch, Checkpoint
 from protodcs.serve.store.sqlite import SqliteStore
 from protodcs.serve.workers.worker import Worker
-from store_contract import BLOB, begun, of_every_store
+from store_contract import BLOB, begun, of_every_store, opened
 from test_service_app import FakeEncoding, Service, served, words_of
 
 EVERYTHING = LogQuery(limit=100_000, newest_first=False)
@@ -165,22 +165,17 @@ async def test_the_log_of_a_deleted_stream_is_not_that_of_its_successor(store):
         (LogLimits(1e12, 10_000, 0), range(0)),
     ],
 )
-def test_entries_beyond_the_limits_are_deleted_from_the_oldest_on(tmp_path, limits, left):
+async def test_entries_beyond_the_limits_are_deleted_from_the_oldest_on(tmp_path, limits, left):
     now = 1000 * datetime.now(UTC).timestamp()
-
-    @of_every_store
-    async def check(store):
-        fence = await begun(store)
-        old, new = int(now - 1_000_000), int(now)
-        log = [entry(position, time=old if position < 4000 else new) for position in range(5000)]
-        assert await store.commit([Batch("s", fence, 0, [b"record"] * 5000, b"", log)]) == [None]
-        await store.trim_log(limits, now / 1000)
-        assert await positions(store, EVERYTHING) == list(left)
-
+    old, new = int(now - 1_000_000), int(now)
+    log = [entry(position, time=old if position < 4000 else new) for position in range(5000)]
     # PostgreSQL deletes what is too old by whole months: see test_log_months.
     for name in ("sqlite",) if limits.seconds < 1e12 else ("postgres", "sqlite"):
-        (tmp_path / name).mkdir()
-        check(name, tmp_path / name)
+        async with opened(name, tmp_path) as store:
+            fence = await begun(store)
+            assert await store.commit([Batch("s", fence, 0, [b"record"] * 5000, b"", log)]) == [None]
+            await store.trim_log(limits, now / 1000)
+            assert await positions(store, EVERYTHING) == list(left)
 
 
 @of_every_store
@@ -202,102 +197,87 @@ async def test_trimming_ends_though_entries_keep_coming(store):
     await writing
 
 
-def test_a_page_shows_what_was_decided_and_when():
-    async def run():
-        async with served() as service:
-            before = datetime.now(UTC) - timedelta(seconds=1)
-            made = [(await service.observe(feature(number))).json()["decisions"][0] for number in range(5)]
-            page = (await service.client.get("/v1/streams/s/decisions?limit=3")).json()
-            assert [item["position"] for item in page["items"]] == [4, 3, 2]
-            assert page["next_cursor"] == "2"
-            for item in page["items"]:
-                decision = made[item["position"]]
-                assert {name: item[name] for name in ("outcome", "label", "p_unknown", "score", "reason")} == {
-                    name: decision[name] for name in ("outcome", "label", "p_unknown", "score", "reason")
-                }
-                assert before <= datetime.fromisoformat(item["time"]) <= datetime.now(UTC) + timedelta(seconds=1)
-                assert (item["rolled_back"], item["has_thumbnail"], item["image_ref"]) == (False, False, None)
-            rest = (await service.client.get("/v1/streams/s/decisions?limit=3&cursor=2")).json()
-            assert ([item["position"] for item in rest["items"]], rest["next_cursor"]) == ([1, 0], None)
-            after = (await service.client.get("/v1/streams/s/decisions?order=oldest&cursor=2")).json()
-            assert [item["position"] for item in after["items"]] == [3, 4]
-            assert "`cursor`" in words_of(await service.client.get("/v1/streams/s/decisions?cursor=x"), 422)
-            words_of(await service.client.get("/v1/streams/s/decisions?since=2030-01-01T00:00:00"), 422)
-            words_of(await service.client.get("/v1/streams/nobody/decisions"), 404)
-
-    asyncio.run(run())
+async def test_a_page_shows_what_was_decided_and_when():
+    async with served() as service:
+        before = datetime.now(UTC) - timedelta(seconds=1)
+        made = [(await service.observe(feature(number))).json()["decisions"][0] for number in range(5)]
+        page = (await service.client.get("/v1/streams/s/decisions?limit=3")).json()
+        assert [item["position"] for item in page["items"]] == [4, 3, 2]
+        assert page["next_cursor"] == "2"
+        for item in page["items"]:
+            decision = made[item["position"]]
+            assert {name: item[name] for name in ("outcome", "label", "p_unknown", "score", "reason")} == {
+                name: decision[name] for name in ("outcome", "label", "p_unknown", "score", "reason")
+            }
+            assert before <= datetime.fromisoformat(item["time"]) <= datetime.now(UTC) + timedelta(seconds=1)
+            assert (item["rolled_back"], item["has_thumbnail"], item["image_ref"]) == (False, False, None)
+        rest = (await service.client.get("/v1/streams/s/decisions?limit=3&cursor=2")).json()
+        assert ([item["position"] for item in rest["items"]], rest["next_cursor"]) == ([1, 0], None)
+        after = (await service.client.get("/v1/streams/s/decisions?order=oldest&cursor=2")).json()
+        assert [item["position"] for item in after["items"]] == [3, 4]
+        assert "`cursor`" in words_of(await service.client.get("/v1/streams/s/decisions?cursor=x"), 422)
+        words_of(await service.client.get("/v1/streams/s/decisions?since=2030-01-01T00:00:00"), 422)
+        words_of(await service.client.get("/v1/streams/nobody/decisions"), 404)
 
 
-def test_each_sample_may_have_a_reference_to_its_image():
-    async def run():
-        async with served() as service:
-            url = "/v1/streams/s/observe"
-            rows = [FEATURES[number].tolist() for number in range(3)]
-            body = {"features": rows, "image_refs": ["a.png", None, "ü/c.png"]}
-            assert (await service.client.post(url, json=body)).status_code == 200
-            binary = {"content": feature(3), "headers": {"content-type": "application/octet-stream"}}
-            assert (await service.client.post(f"{url}?image_ref=d.png", **binary)).status_code == 200
-            items = (await service.client.get("/v1/streams/s/decisions?order=oldest")).json()["items"]
-            assert [item["image_ref"] for item in items] == ["a.png", None, "ü/c.png", "d.png"]
-            words_of(await service.client.post(f"{url}?image_ref=a&image_ref=b", **binary), 422)
-            words_of(await service.client.post(url, json={**body, "image_refs": ["\n", "b", "c"]}), 422)
-            words_of(await service.client.post(url, json={**body, "image_refs": ["x" * 501, "b", "c"]}), 422)
-            assert (await service.client.get("/v1/streams/s")).json()["position"] == 4
-            deleted = await service.client.delete("/v1/streams/s/decisions?image_ref=d.png")
-            assert deleted.json() == {"deleted": 1}
-
-    asyncio.run(run())
+async def test_each_sample_may_have_a_reference_to_its_image():
+    async with served() as service:
+        url = "/v1/streams/s/observe"
+        rows = [FEATURES[number].tolist() for number in range(3)]
+        body = {"features": rows, "image_refs": ["a.png", None, "ü/c.png"]}
+        assert (await service.client.post(url, json=body)).status_code == 200
+        binary = {"content": feature(3), "headers": {"content-type": "application/octet-stream"}}
+        assert (await service.client.post(f"{url}?image_ref=d.png", **binary)).status_code == 200
+        items = (await service.client.get("/v1/streams/s/decisions?order=oldest")).json()["items"]
+        assert [item["image_ref"] for item in items] == ["a.png", None, "ü/c.png", "d.png"]
+        words_of(await service.client.post(f"{url}?image_ref=a&image_ref=b", **binary), 422)
+        words_of(await service.client.post(url, json={**body, "image_refs": ["\n", "b", "c"]}), 422)
+        words_of(await service.client.post(url, json={**body, "image_refs": ["x" * 501, "b", "c"]}), 422)
+        assert (await service.client.get("/v1/streams/s")).json()["position"] == 4
+        deleted = await service.client.delete("/v1/streams/s/decisions?image_ref=d.png")
+        assert deleted.json() == {"deleted": 1}
 
 
-def test_a_roll_back_marks_what_was_decided_since_the_snapshot():
-    async def run():
-        async with served() as service:
-            for number in range(3):
-                await service.observe(feature(number))
-            await service.client.post("/v1/streams/s/snapshots", json={"name": "three"})
-            for number in range(3, 6):
-                await service.observe(feature(number))
-            await service.client.post("/v1/streams/s/rollback", json={"name": "three"})
-            await service.observe(feature(6))
-            items = (await service.client.get("/v1/streams/s/decisions?order=oldest")).json()["items"]
-            assert [(item["position"], item["rolled_back"]) for item in items] == [
-                (0, False), (1, False), (2, False), (4, True), (5, True), (6, True), (8, False)
-            ]  # fmt: skip
-
-    asyncio.run(run())
+async def test_a_roll_back_marks_what_was_decided_since_the_snapshot():
+    async with served() as service:
+        for number in range(3):
+            await service.observe(feature(number))
+        await service.client.post("/v1/streams/s/snapshots", json={"name": "three"})
+        for number in range(3, 6):
+            await service.observe(feature(number))
+        await service.client.post("/v1/streams/s/rollback", json={"name": "three"})
+        await service.observe(feature(6))
+        items = (await service.client.get("/v1/streams/s/decisions?order=oldest")).json()["items"]
+        assert [(item["position"], item["rolled_back"]) for item in items] == [
+            (0, False), (1, False), (2, False), (4, True), (5, True), (6, True), (8, False)
+        ]  # fmt: skip
 
 
-def test_an_export_holds_all_entries_that_match_oldest_first():
-    async def run():
-        async with served() as service:
-            rows = [FEATURES[number % 50].tolist() for number in range(2100)]
-            assert (await service.client.post("/v1/streams/s/observe", json={"features": rows})).status_code == 200
-            pages = [await service.client.get(f"/v1/streams/s/decisions?order=oldest&limit=1000&cursor={cursor}")
-                     for cursor in (999, 1999)]  # fmt: skip
-            lines = (await service.client.get("/v1/streams/s/decisions:export")).text.splitlines()
-            found = [json.loads(line) for line in lines]
-            assert [item["position"] for item in found] == list(range(2100))
-            paged = [item for page in pages for item in page.json()["items"]]
-            assert [{**item, "time": None} for item in paged] == [{**item, "time": None} for item in found[1000:]]
-            file = await service.client.get("/v1/streams/s/decisions:export?format=parquet&outcome=unknown")
-            table = parquet.read_table(io.BytesIO(file.content)).to_pylist()
-            unknown = [item for item in found if item["outcome"] == "unknown"]
-            assert [row["position"] for row in table] == [item["position"] for item in unknown]
-            assert [row["time"].isoformat() for row in table] == [item["time"] for item in unknown]
-            assert [row["score"] for row in table] == [item["score"] for item in unknown]
-            words_of(await service.client.get("/v1/streams/nobody/decisions:export"), 404)
-
-    asyncio.run(run())
+async def test_an_export_holds_all_entries_that_match_oldest_first():
+    async with served() as service:
+        rows = [FEATURES[number % 50].tolist() for number in range(2100)]
+        assert (await service.client.post("/v1/streams/s/observe", json={"features": rows})).status_code == 200
+        pages = [await service.client.get(f"/v1/streams/s/decisions?order=oldest&limit=1000&cursor={cursor}")
+                 for cursor in (999, 1999)]  # fmt: skip
+        lines = (await service.client.get("/v1/streams/s/decisions:export")).text.splitlines()
+        found = [json.loads(line) for line in lines]
+        assert [item["position"] for item in found] == list(range(2100))
+        paged = [item for page in pages for item in page.json()["items"]]
+        assert [{**item, "time": None} for item in paged] == [{**item, "time": None} for item in found[1000:]]
+        file = await service.client.get("/v1/streams/s/decisions:export?format=parquet&outcome=unknown")
+        table = parquet.read_table(io.BytesIO(file.content)).to_pylist()
+        unknown = [item for item in found if item["outcome"] == "unknown"]
+        assert [row["position"] for row in table] == [item["position"] for item in unknown]
+        assert [row["time"].isoformat() for row in table] == [item["time"] for item in unknown]
+        assert [row["score"] for row in table] == [item["score"] for item in unknown]
+        words_of(await service.client.get("/v1/streams/nobody/decisions:export"), 404)
 
 
-def test_parquet_without_pyarrow_is_a_clear_error(monkeypatch):
-    async def run():
-        async with served() as service:
-            monkeypatch.setitem(sys.modules, "pyarrow", None)
-            refused = await service.client.get("/v1/streams/s/decisions:export?format=parquet")
-            assert "pip install 'protodcs[data]'" in words_of(refused, 422)
-
-    asyncio.run(run())
+async def test_parquet_without_pyarrow_is_a_clear_error(monkeypatch):
+    async with served() as service:
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        refused = await service.client.get("/v1/streams/s/decisions:export?format=parquet")
+        assert "pip install 'protodcs[data]'" in words_of(refused, 422)
 
 
 def test_a_thumbnail_is_a_small_jpeg_of_any_image():
@@ -327,21 +307,18 @@ async def test_thumbnails_go_with_their_entries_or_on_their_own(store):
     assert [found.has_thumbnail for found in (await store.read_log("s", EVERYTHING)).entries] == [False] * 2
 
 
-def test_purged_entries_and_thumbnails_are_gone_from_the_files(tmp_path):
-    async def run():
-        store = SqliteStore(tmp_path)
-        await store.put_shared(BLOB, b"blob")
-        fence = await begun(store)
-        log = [entry(number, image_ref=f"secret-{number}", thumbnail=b"picture" * 500) for number in range(50)]
-        assert await store.commit([Batch("s", fence, 0, [b"record"] * 50, b"", log)]) == [None]
-        assert any(b"secret-7" in file.read_bytes() for file in tmp_path.iterdir())
-        assert await store.purge_log("s", Purge()) == 50
-        for file in tmp_path.iterdir():
-            assert b"secret-" not in file.read_bytes()
-            assert b"picturepicture" not in file.read_bytes()
-        await store.close()
-
-    asyncio.run(run())
+async def test_purged_entries_and_thumbnails_are_gone_from_the_files(tmp_path):
+    store = SqliteStore(tmp_path)
+    await store.put_shared(BLOB, b"blob")
+    fence = await begun(store)
+    log = [entry(number, image_ref=f"secret-{number}", thumbnail=b"picture" * 500) for number in range(50)]
+    assert await store.commit([Batch("s", fence, 0, [b"record"] * 50, b"", log)]) == [None]
+    assert any(b"secret-7" in file.read_bytes() for file in tmp_path.iterdir())
+    assert await store.purge_log("s", Purge()) == 50
+    for file in tmp_path.iterdir():
+        assert b"secret-" not in file.read_bytes()
+        assert b"picturepicture" not in file.read_bytes()
+    await store.close()
 
 
 def png(shade):
@@ -361,24 +338,21 @@ class Shades(FakeEncoding):
     ("settings", "stored"),
     [({}, True), ({"thumbnails": "off"}, False), ({"forbid_images": True}, False)],
 )
-def test_an_observed_image_has_a_thumbnail_unless_the_settings_say_no(settings, stored):
-    async def run():
-        async with served(Shades(), store="sqlite:unused", **settings) as service:
-            for action in ("peek", "observe"):
-                answer = await service.client.post(f"/v1/streams/s/{action}", **png(200))
-                assert answer.status_code == 200, answer.text
-            (item,) = (await service.client.get("/v1/streams/s/decisions")).json()["items"]
-            assert item["has_thumbnail"] == stored
-            session = (await service.client.get("/v1/session")).json()
-            assert session["images"] == ("forbid_images" not in settings)
-            answer = await service.client.get("/v1/streams/s/decisions/0/thumbnail")
-            if stored:
-                assert answer.headers["content-type"] == "image/jpeg"
-                assert Image.open(io.BytesIO(answer.content)).size == (128, 85)
-            else:
-                words_of(answer, 403 if "forbid_images" in settings else 404)
-
-    asyncio.run(run())
+async def test_an_observed_image_has_a_thumbnail_unless_the_settings_say_no(settings, stored):
+    async with served(Shades(), store="sqlite:unused", **settings) as service:
+        for action in ("peek", "observe"):
+            answer = await service.client.post(f"/v1/streams/s/{action}", **png(200))
+            assert answer.status_code == 200, answer.text
+        (item,) = (await service.client.get("/v1/streams/s/decisions")).json()["items"]
+        assert item["has_thumbnail"] == stored
+        session = (await service.client.get("/v1/session")).json()
+        assert session["images"] == ("forbid_images" not in settings)
+        answer = await service.client.get("/v1/streams/s/decisions/0/thumbnail")
+        if stored:
+            assert answer.headers["content-type"] == "image/jpeg"
+            assert Image.open(io.BytesIO(answer.content)).size == (128, 85)
+        else:
+            words_of(answer, 403 if "forbid_images" in settings else 404)
 
 
 def test_thumbnails_are_stored_unless_a_setting_says_otherwise():
@@ -388,50 +362,43 @@ def test_thumbnails_are_stored_unless_a_setting_says_otherwise():
     assert not ServeConfig(forbid_images=True).stores_thumbnails
 
 
-def test_forbidden_images_are_deleted(tmp_path):
-    async def run():
-        store = SqliteStore(tmp_path)
-        await store.put_shared(BLOB, b"blob")
-        fence = await begun(store)
-        log = [entry(0, thumbnail=b"picture" * 500)]
-        assert await store.commit([Batch("s", fence, 0, [b"record"], b"", log)]) == [None]
-        worker = Worker("one", store, ServeConfig(forbid_images=True))
-        await worker.start()
-        while await store.read_thumbnail("s", 0) is not None:
-            await asyncio.sleep(0.1)
-        await worker.close()
-
-    asyncio.run(run())
+async def test_forbidden_images_are_deleted(tmp_path):
+    store = SqliteStore(tmp_path)
+    await store.put_shared(BLOB, b"blob")
+    fence = await begun(store)
+    log = [entry(0, thumbnail=b"picture" * 500)]
+    assert await store.commit([Batch("s", fence, 0, [b"record"], b"", log)]) == [None]
+    worker = Worker("one", store, ServeConfig(forbid_images=True))
+    await worker.start()
+    while await store.read_thumbnail("s", 0) is not None:
+        await asyncio.sleep(0.1)
+    await worker.close()
 
 
-def test_images_need_a_key_for_images_and_every_look_is_in_the_audit_log(tmp_path):
+async def test_images_need_a_key_for_images_and_every_look_is_in_the_audit_log(tmp_path):
     made = {}
     for role, images in (("admin", False), ("read", True)):
         made[role] = create_key(tmp_path / "keys.json", "acme", role, images=images)[1]
     assert not Keys.open(tmp_path / "keys.json").caller(made["admin"]).images
-
-    async def run():
-        settings = {"keys": str(tmp_path / "keys.json"), "audit": str(tmp_path / "audit"), "store": "sqlite:unused"}
-        service = Service(Shades(), **settings)
-        await service.worker.start()
-        try:
-            admin, reader = ({"authorization": f"Bearer {made[role]}"} for role in ("admin", "read"))
-            body = {"id": "s", "prototypes": ROWS.tolist()}
-            assert (await service.client.post("/v1/streams", json=body, headers=admin)).status_code == 201
-            image = png(100)
-            image["headers"] |= admin
-            assert (await service.client.post("/v1/streams/s/observe", **image)).status_code == 200
-            for headers, images in ((admin, False), (reader, True)):
-                session = await service.client.get("/v1/session", headers=headers)
-                assert session.json()["images"] is images
-            path = "/v1/streams/s/decisions/0/thumbnail"
-            assert "--images" in words_of(await service.client.get(path, headers=admin), 403)
-            assert (await service.client.get(path, headers=reader)).status_code == 200
-        finally:
-            await service.client.aclose()
-            await service.worker.close()
-
-    asyncio.run(run())
+    settings = {"keys": str(tmp_path / "keys.json"), "audit": str(tmp_path / "audit"), "store": "sqlite:unused"}
+    service = Service(Shades(), **settings)
+    await service.worker.start()
+    try:
+        admin, reader = ({"authorization": f"Bearer {made[role]}"} for role in ("admin", "read"))
+        body = {"id": "s", "prototypes": ROWS.tolist()}
+        assert (await service.client.post("/v1/streams", json=body, headers=admin)).status_code == 201
+        image = png(100)
+        image["headers"] |= admin
+        assert (await service.client.post("/v1/streams/s/observe", **image)).status_code == 200
+        for headers, images in ((admin, False), (reader, True)):
+            session = await service.client.get("/v1/session", headers=headers)
+            assert session.json()["images"] is images
+        path = "/v1/streams/s/decisions/0/thumbnail"
+        assert "--images" in words_of(await service.client.get(path, headers=admin), 403)
+        assert (await service.client.get(path, headers=reader)).status_code == 200
+    finally:
+        await service.client.aclose()
+        await service.worker.close()
     lines = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines()]
     looks = [(line["role"], line["outcome"], line.get("position")) for line in lines if line["action"] == "thumbnail"]
     assert looks == [("admin", "denied", None), ("read", "done", 0)]
@@ -446,59 +413,49 @@ async def logs_of(store, sizes):
         assert await store.commit([Batch(name, fence, 0, [b"record"] * count, b"", log)]) == [None]
 
 
-def test_the_largest_logs_of_a_tenant_are_cut_to_one_size_and_other_tenants_keep_theirs(tmp_path):
+async def test_the_largest_logs_of_a_tenant_are_cut_to_one_size_and_other_tenants_keep_theirs(tmp_path):
     sizes = {"mine/a": 5000, "mine/b": 3000, "mine/c": 100, "other/a": 4000}
-
-    async def run():
-        store = SqliteStore(tmp_path)
-        await logs_of(store, sizes)
-        assert await store.log_usage() == {"mine": 8100 * 1110, "other": 4000 * 1110}
-        await store.trim_log(LogLimits(1e12, 10**6, 1 << 40, tenant_size=4400 * 1110), None)
-        found = {name: await positions(store, EVERYTHING, name) for name in sizes}
-        assert found == {
-            "mine/a": list(range(2960, 5000)),
-            "mine/b": list(range(960, 3000)),
-            "mine/c": list(range(100)),
-            "other/a": list(range(4000)),
-        }
-        assert await store.log_usage() == {"mine": 4180 * 1110, "other": 4000 * 1110}
-        await store.close()
-
-    asyncio.run(run())
+    store = SqliteStore(tmp_path)
+    await logs_of(store, sizes)
+    assert await store.log_usage() == {"mine": 8100 * 1110, "other": 4000 * 1110}
+    await store.trim_log(LogLimits(1e12, 10**6, 1 << 40, tenant_size=4400 * 1110), None)
+    found = {name: await positions(store, EVERYTHING, name) for name in sizes}
+    assert found == {
+        "mine/a": list(range(2960, 5000)),
+        "mine/b": list(range(960, 3000)),
+        "mine/c": list(range(100)),
+        "other/a": list(range(4000)),
+    }
+    assert await store.log_usage() == {"mine": 4180 * 1110, "other": 4000 * 1110}
+    await store.close()
 
 
-def test_totals_name_the_bytes_of_logs_files_and_disk(tmp_path):
-    async def run():
-        store = SqliteStore(tmp_path, reserve_bytes=1 << 20)
-        await logs_of(store, {"s": 3000})
-        totals = await store.totals()
-        assert totals.log_bytes == 3000 * 1110
-        files = sum(file.stat().st_size for file in tmp_path.iterdir() if file.name != "reserve")
-        assert totals.file_bytes == files > totals.log_bytes > totals.bytes
-        assert 0 < totals.free_bytes < totals.disk_bytes == shutil.disk_usage(tmp_path).total
-        await store.close()
-
-    asyncio.run(run())
+async def test_totals_name_the_bytes_of_logs_files_and_disk(tmp_path):
+    store = SqliteStore(tmp_path, reserve_bytes=1 << 20)
+    await logs_of(store, {"s": 3000})
+    totals = await store.totals()
+    assert totals.log_bytes == 3000 * 1110
+    files = sum(file.stat().st_size for file in tmp_path.iterdir() if file.name != "reserve")
+    assert totals.file_bytes == files > totals.log_bytes > totals.bytes
+    assert 0 < totals.free_bytes < totals.disk_bytes == shutil.disk_usage(tmp_path).total
+    await store.close()
 
 
-def test_cutting_the_logs_of_a_tenant_ends_though_entries_keep_coming(tmp_path):
-    async def run():
-        store, ended = SqliteStore(tmp_path), asyncio.Event()
-        await logs_of(store, {"mine/a": 100, "mine/b": 100})
+async def test_cutting_the_logs_of_a_tenant_ends_though_entries_keep_coming(tmp_path):
+    store, ended = SqliteStore(tmp_path), asyncio.Event()
+    await logs_of(store, {"mine/a": 100, "mine/b": 100})
 
-        async def write():
-            position, fence = 100, (await store.acquire("mine/a", "me", "2")).fence
-            while not ended.is_set():
-                batch = Batch("mine/a", fence, position, [b"record"], b"", [entry(position)])
-                assert await store.commit([batch]) == [None]
-                position += 1
-                await asyncio.sleep(0)
+    async def write():
+        position, fence = 100, (await store.acquire("mine/a", "me", "2")).fence
+        while not ended.is_set():
+            batch = Batch("mine/a", fence, position, [b"record"], b"", [entry(position)])
+            assert await store.commit([batch]) == [None]
+            position += 1
+            await asyncio.sleep(0)
 
-        writing = asyncio.create_task(write())
-        for _ in range(5):
-            await store.trim_log(LogLimits(1e12, 10**6, 1 << 40, tenant_size=150 * 1110), None)
-        ended.set()
-        await writing
-        await store.close()
-
-    asyncio.run(run())
+    writing = asyncio.create_task(write())
+    for _ in range(5):
+        await store.trim_log(LogLimits(1e12, 10**6, 1 << 40, tenant_size=150 * 1110), None)
+    ended.set()
+    await writing
+    await store.close()

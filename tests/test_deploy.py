@@ -1,6 +1,5 @@
 """The deployment files: each is read by the tool or the library it is written for, where that is installed."""
 
-import asyncio
 import re
 import shutil
 import subprocess
@@ -120,16 +119,12 @@ def test_the_database_of_the_containers_is_reached_by_its_socket_alone():
     assert services["postgres"]["environment"]["POSTGRES_USER"] == store["user"] == store["dbname"]
 
 
-def test_a_store_is_reached_by_a_socket():
+async def test_a_store_is_reached_by_a_socket():
     server = shared_postgres()
-
-    async def open_and_close():
-        store = await open_store(
-            ServeConfig(store=f"postgresql://postgres@/postgres?host={server.folder}&port={server.port}")
-        )
-        await store.close()
-
-    asyncio.run(open_and_close())
+    store = await open_store(
+        ServeConfig(store=f"postgresql://postgres@/postgres?host={server.folder}&port={server.port}")
+    )
+    await store.close()
 
 
 def test_gateway_and_prometheus_find_the_processes_by_their_common_name():

@@ -102,34 +102,30 @@ async def created(client, stream="s", **more):
     assert response.status_code == 201, response.text
 
 
-def run(work, **changes):
-    async def inside():
-        async with listening(Service(store="sqlite:unused", **changes)) as client:
-            await created(client)
-            await work(client)
+@asynccontextmanager
+async def serving(**changes):
+    """A client of a service with a stream "s"."""
+    async with asyncio.timeout(600), listening(Service(store="sqlite:unused", **changes)) as client:
+        await created(client)
+        yield client
 
-    asyncio.run(asyncio.wait_for(inside(), 600))
 
-
-def test_decisions_are_events_whose_ids_are_their_positions():
-    async def work(client):
-        async with following(client) as events:
-            await observed(client, 0, 1, 2)
-            found = await events.decisions(3)
-            assert [name for name, *_ in found] == ["0", "1", "2"]
-            logged = (await client.get("/v1/streams/s/decisions?order=oldest")).json()["items"]
-            for (_, _, data), entry in zip(found, logged, strict=True):
-                assert data.pop("stream") == "s"
-                assert isinstance(data.pop("time"), int)
-                entry.pop("time")
-                assert data == entry
-
-    run(work)
+async def test_decisions_are_events_whose_ids_are_their_positions():
+    async with serving() as client, following(client) as events:
+        await observed(client, 0, 1, 2)
+        found = await events.decisions(3)
+        assert [name for name, *_ in found] == ["0", "1", "2"]
+        logged = (await client.get("/v1/streams/s/decisions?order=oldest")).json()["items"]
+        for (_, _, data), entry in zip(found, logged, strict=True):
+            assert data.pop("stream") == "s"
+            assert isinstance(data.pop("time"), int)
+            entry.pop("time")
+            assert data == entry
 
 
 @pytest.mark.parametrize("how", ["header", "query"])
-def test_a_client_that_was_away_gets_what_it_missed_and_then_what_comes(how):
-    async def work(client):
+async def test_a_client_that_was_away_gets_what_it_missed_and_then_what_comes(how):
+    async with serving() as client:
         await observed(client, *range(20))
         given = {"headers": {"Last-Event-ID": "4"}} if how == "header" else {"params": {"after": "4"}}
         async with following(client, **given) as events:
@@ -137,13 +133,10 @@ def test_a_client_that_was_away_gets_what_it_missed_and_then_what_comes(how):
             await observed(client, 20, 21)
             assert [name for name, *_ in await events.decisions(2)] == ["20", "21"]
 
-    run(work)
 
-
-def test_nothing_is_missed_or_doubled_while_a_client_joins(monkeypatch):
+async def test_nothing_is_missed_or_doubled_while_a_client_joins(monkeypatch):
     monkeypatch.setattr(feeds, "_PAGE", 7)
-
-    async def work(client):
+    async with serving() as client:
         sending = asyncio.create_task(observed(client, *range(60)))
         for first in (1, 10, 20):
             async with following(client, params={"after": str(first - 1)}) as events:
@@ -151,11 +144,9 @@ def test_nothing_is_missed_or_doubled_while_a_client_joins(monkeypatch):
                 assert names == list(range(first, first + 30))
         await sending
 
-    run(work)
 
-
-def test_all_streams_of_a_caller_have_one_event_stream():
-    async def work(client):
+async def test_all_streams_of_a_caller_have_one_event_stream():
+    async with serving() as client:
         await created(client, "t")
         async with following(client, "/v1/events") as events:
             await observed(client, 0, 1)
@@ -178,11 +169,9 @@ def test_all_streams_of_a_caller_have_one_event_stream():
                 pass
             assert (found["stream"], found["position"]) == ("t", 1)
 
-    run(work)
 
-
-def test_who_follows_all_streams_misses_nothing_while_another_client_joins_one(monkeypatch):
-    async def work(client):
+async def test_who_follows_all_streams_misses_nothing_while_another_client_joins_one(monkeypatch):
+    async with serving() as client:
         newest = feeds.Feeds.newest
 
         async def late(self, stream):
@@ -197,36 +186,28 @@ def test_who_follows_all_streams_misses_nothing_while_another_client_joins_one(m
                 await observed(client, 1)
                 assert [data["position"] for *_, data in await events.decisions(2)] == [0, 1]
 
-    run(work)
+
+async def test_statistics_count_the_decisions_of_a_second_at_most():
+    async with serving() as client, following(client) as events:
+        await observed(client, *range(30))
+        total = 0
+        while total < 30:
+            name, _, data = await events.next("stats")
+            assert name is None
+            assert data["decisions"] == data["known"] + data["unsure"] + data["unknown"]
+            total += data["decisions"]
+        assert total == 30
+        assert data["position"] == 29
 
 
-def test_statistics_count_the_decisions_of_a_second_at_most():
-    async def work(client):
-        async with following(client) as events:
-            await observed(client, *range(30))
-            total = 0
-            while total < 30:
-                name, _, data = await events.next("stats")
-                assert name is None
-                assert data["decisions"] == data["known"] + data["unsure"] + data["unknown"]
-                total += data["decisions"]
-            assert total == 30
-            assert data["position"] == 29
-
-    run(work)
+async def test_a_quiet_stream_has_heartbeats():
+    async with serving(heartbeat_seconds=0.2) as client, following(client) as events:
+        for _ in range(3):
+            assert (await events.next())[1] == "heartbeat"
 
 
-def test_a_quiet_stream_has_heartbeats():
-    async def work(client):
-        async with following(client) as events:
-            for _ in range(3):
-                assert (await events.next())[1] == "heartbeat"
-
-    run(work, heartbeat_seconds=0.2)
-
-
-def test_guard_actions_and_warnings_are_events_also_for_those_who_were_away():
-    async def work(client):
+async def test_guard_actions_and_warnings_are_events_also_for_those_who_were_away():
+    async with serving() as client:
         # Many times the same sample: the guard rolls back.
         await created(client, "g", guard={"window": 32, "duplicate_threshold": 0.9})
         async with following(client, "/v1/streams/g/events") as events:
@@ -244,45 +225,34 @@ def test_guard_actions_and_warnings_are_events_also_for_those_who_were_away():
         async with following(client, "/v1/streams/g/events", params={"after": name}) as events:
             assert (await events.next("decision", "guard"))[0] == str(position + 1)
 
-    run(work)
 
-
-def test_there_are_no_events_of_a_stream_that_does_not_exist_and_of_ids_that_are_none():
-    async def work(client):
+async def test_there_are_no_events_of_a_stream_that_does_not_exist_and_of_ids_that_are_none():
+    async with serving() as client:
         assert (await client.get("/v1/streams/none/events")).status_code == 404
         for name in ("x", "-1", "1.", "1.x", "9" * 30):
             assert (await client.get("/v1/streams/s/events", params={"after": name})).status_code == 422
         assert (await client.get("/v1/events", params={"after": "1.1"})).status_code == 422
 
-    run(work)
 
-
-def test_the_events_of_a_stream_end_when_it_is_deleted(monkeypatch):
+async def test_the_events_of_a_stream_end_when_it_is_deleted(monkeypatch):
     monkeypatch.setattr(feeds, "_LOOK_ANYWAY", 0.1)
-
-    async def work(client):
-        async with following(client) as events:
-            assert (await client.delete("/v1/streams/s")).status_code == 204
-            assert await events.ended()
-
-    run(work)
+    async with serving() as client, following(client) as events:
+        assert (await client.delete("/v1/streams/s")).status_code == 204
+        assert await events.ended()
 
 
-def test_feeds_that_nobody_wakes_look_for_themselves():
-    async def inside():
-        async with listening(Service(event_poll_seconds=0.05)) as client:
-            await created(client)
-            async with following(client) as one, following(client, "/v1/events") as both:
-                await asyncio.sleep(1.5)
-                await observed(client, 0, 1)
-                for events in (one, both):
-                    assert [data["position"] for *_, data in await events.decisions(2)] == [0, 1]
-
-    asyncio.run(asyncio.wait_for(inside(), 600))
+async def test_feeds_that_nobody_wakes_look_for_themselves():
+    async with asyncio.timeout(600), listening(Service(event_poll_seconds=0.05)) as client:
+        await created(client)
+        async with following(client) as one, following(client, "/v1/events") as both:
+            await asyncio.sleep(1.5)
+            await observed(client, 0, 1)
+            for events in (one, both):
+                assert [data["position"] for *_, data in await events.decisions(2)] == [0, 1]
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(0.0, 100), (5.0, 2)])
-def test_who_follows_all_streams_of_a_cluster_lists_them_seldom_if_that_is_slow(virtual_time, seconds, most):
+async def test_who_follows_all_streams_of_a_cluster_lists_them_seldom_if_that_is_slow(virtual_time, seconds, most):
     """A listing of a tenant with many streams takes long, and must not keep the store busy all of the time."""
     begun = []
 
@@ -291,31 +261,25 @@ def test_who_follows_all_streams_of_a_cluster_lists_them_seldom_if_that_is_slow(
         await asyncio.sleep(seconds)
         return []
 
-    async def run():
-        events = feeds.Feeds(settings(), None, list_streams).follow_all("acme", None)
-        await anext(events)
-        await asyncio.sleep(99.5)
-        await events.aclose()
-
-    asyncio.run(run())
+    events = feeds.Feeds(settings(), None, list_streams).follow_all("acme", None)
+    await anext(events)
+    await asyncio.sleep(99.5)
+    await events.aclose()
     assert len(begun) == most
 
 
 @pytest.mark.usefixtures("virtual_time")
-def test_who_follows_all_streams_of_one_process_lists_none():
-    async def run():
-        listed = []
-        events = feeds.Feeds(settings(store="sqlite:somewhere"), None, listed.append).follow_all("acme", None)
-        await anext(events)
-        await asyncio.sleep(100)
-        await events.aclose()
-        assert listed == []
-
-    asyncio.run(run())
+async def test_who_follows_all_streams_of_one_process_lists_none():
+    listed = []
+    events = feeds.Feeds(settings(store="sqlite:somewhere"), None, listed.append).follow_all("acme", None)
+    await anext(events)
+    await asyncio.sleep(100)
+    await events.aclose()
+    assert listed == []
 
 
-def test_too_many_event_streams_are_rejected():
-    async def work(client):
+async def test_too_many_event_streams_are_rejected():
+    async with serving(max_event_clients=2) as client:
         async with following(client), following(client):
             assert (await client.get("/v1/streams/s/events")).status_code == 429
         # The service needs a moment to notice that the clients have gone.
@@ -325,11 +289,9 @@ def test_too_many_event_streams_are_rejected():
                 status = response.status_code
         assert status == 200
 
-    run(work, max_event_clients=2)
 
-
-def test_the_events_end_when_the_key_is_revoked_or_the_browser_signs_out(tmp_path):
-    async def inside():
+async def test_the_events_end_when_the_key_is_revoked_or_the_browser_signs_out(tmp_path):
+    async with asyncio.timeout(600):
         service = Guarded(tmp_path, store="sqlite:unused")
         async with listening(service) as client:
             admin = {"authorization": f"Bearer {service.keys['acme admin']}"}
@@ -348,32 +310,27 @@ def test_the_events_end_when_the_key_is_revoked_or_the_browser_signs_out(tmp_pat
             rival = {"authorization": f"Bearer {service.keys['rival read']}"}
             assert (await client.get("/v1/streams/s/events", headers=rival)).status_code == 404
 
-    asyncio.run(asyncio.wait_for(inside(), 600))
-
 
 async def created_by(client, headers):
     assert (await client.post("/v1/streams", json=NEW, headers=headers)).status_code == 201
 
 
-def test_a_client_that_does_not_read_is_disconnected_and_others_go_on(monkeypatch):
+async def test_a_client_that_does_not_read_is_disconnected_and_others_go_on(monkeypatch):
     monkeypatch.setattr(feeds, "_BUFFER", 3)
 
     def frames(*positions):
         return [Frame(Cursor(position), position, "decision", f"{position}") for position in positions]
 
-    async def inside():
-        subscriber, other = Subscriber(), Subscriber(Cursor(1))
-        for some in (frames(0), frames(1, 2), frames(3, 4)):
-            for one in (subscriber, other):
-                one.put(some, for_stream(some))
-        assert subscriber.slow
-        assert subscriber.take() == for_stream(frames(0, 1, 2))
-        assert not other.slow
-        assert other.take() == for_stream(frames(2, 3, 4))
-        subscriber.put(frames(6), for_stream(frames(6)))
-        assert subscriber.take() == b""
-
-    asyncio.run(inside())
+    subscriber, other = Subscriber(), Subscriber(Cursor(1))
+    for some in (frames(0), frames(1, 2), frames(3, 4)):
+        for one in (subscriber, other):
+            one.put(some, for_stream(some))
+    assert subscriber.slow
+    assert subscriber.take() == for_stream(frames(0, 1, 2))
+    assert not other.slow
+    assert other.take() == for_stream(frames(2, 3, 4))
+    subscriber.put(frames(6), for_stream(frames(6)))
+    assert subscriber.take() == b""
 
 
 # Notices.

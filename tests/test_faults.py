@@ -104,9 +104,9 @@ def test_plan_rejects_an_unknown_kind():
         plan(0, {"burn worker": 1}, LENGTH)
 
 
-def test_inject_does_every_fault_when_it_is_due():
+async def test_inject_does_every_fault_when_it_is_due():
     planned, rig, done = plan(1, COUNTS, 200), PaperRig(), []
-    asyncio.run(inject(planned, rig, Climb(), done))
+    await inject(planned, rig, Climb(), done)
     assert {entry.planned for entry in done} == set(planned)
     assert all(entry.acknowledged >= entry.planned.after for entry in done)
     assert all(entry.due <= entry.target.struck <= entry.done for entry in done)
@@ -115,27 +115,23 @@ def test_inject_does_every_fault_when_it_is_due():
     assert {draw for _, draw in rig.notes} == {random.Random(entry.seed).random() for entry in planned}
 
 
-def test_faults_may_overlap():
+async def test_faults_may_overlap():
     rig = PaperRig()
-    asyncio.run(inject(plan(1, {"pause": 30}, 40), rig, Climb(), []))
+    await inject(plan(1, {"pause": 30}, 40), rig, Climb(), [])
     assert rig.most_under_way > 1
 
 
-def test_inject_does_no_fault_before_it_is_due():
+async def test_inject_does_no_fault_before_it_is_due():
     planned, rig, done = plan(1, {"kill": 10}, LENGTH), PaperRig(), []
-
-    async def stuck():
-        task = asyncio.create_task(inject(planned, rig, lambda: planned[2].after, done))
-        await until(lambda: len(done) == 3, "three faults", 10)
-        await asyncio.sleep(0.1)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(stuck())
+    task = asyncio.create_task(inject(planned, rig, lambda: planned[2].after, done))
+    await until(lambda: len(done) == 3, "three faults", 10)
+    await asyncio.sleep(0.1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     assert {entry.planned for entry in done} == set(planned[:3])
 
 
-def test_until_returns_when_the_condition_holds():
+async def test_until_returns_when_the_condition_holds():
     end = time.monotonic() + 0.05
-    asyncio.run(until(lambda: time.monotonic() > end, "the end", 60))
+    await until(lambda: time.monotonic() > end, "the end", 60)
     assert time.monotonic() > end

@@ -1,6 +1,5 @@
 """A service whose disk is full: it says so, and streams and logs can be deleted to make room."""
 
-import asyncio
 import time
 
 import httpx
@@ -45,86 +44,71 @@ async def assert_full(store, fences):
     assert "the disk is full" in store.problem
 
 
-def test_a_stream_can_be_deleted_on_a_full_disk_and_then_others_go_on(disk_of_24_mb):
-    async def use():
-        store, fences = await store_on(disk_of_24_mb)
-        assert store.problem == ""
-        fill(disk_of_24_mb)
-        await assert_full(store, fences)
-        await store.renew("me", "1", 5.0)
-        assert store.problem, "a call that writes nothing says nothing about the disk"
-        for name in ("s1", "s2"):
-            await store.delete(name, fences[name])
-        await store.trim_log(NO_LIMITS, None)
-        assert store.problem == ""
-        assert await store.commit([Batch("s0", fences["s0"], 40, [bytes(1000)])]) == [None]
-        await store.close()
-
-    asyncio.run(use())
-    assert {name: len(records) for name, records in content_of(disk_of_24_mb / "store").items()} == {"s0": 41}
+async def test_a_stream_can_be_deleted_on_a_full_disk_and_then_others_go_on(disk_of_24_mb):
+    store, fences = await store_on(disk_of_24_mb)
+    assert store.problem == ""
+    fill(disk_of_24_mb)
+    await assert_full(store, fences)
+    await store.renew("me", "1", 5.0)
+    assert store.problem, "a call that writes nothing says nothing about the disk"
+    for name in ("s1", "s2"):
+        await store.delete(name, fences[name])
+    await store.trim_log(NO_LIMITS, None)
+    assert store.problem == ""
+    assert await store.commit([Batch("s0", fences["s0"], 40, [bytes(1000)])]) == [None]
+    await store.close()
+    assert {name: len(records) for name, records in (await content_of(disk_of_24_mb / "store")).items()} == {"s0": 41}
 
 
-def test_a_log_can_be_purged_on_a_full_disk(disk_of_24_mb):
-    async def use():
-        store, fences = await store_on(disk_of_24_mb)
-        fill(disk_of_24_mb)
-        await assert_full(store, fences)
-        for name in fences:
-            assert await store.purge_log(name, Purge()) == 40
-        assert store.problem == ""
-        assert await store.commit([Batch("s0", fences["s0"], 40, [bytes(1000)])]) == [None]
-        await store.close()
-
-    asyncio.run(use())
+async def test_a_log_can_be_purged_on_a_full_disk(disk_of_24_mb):
+    store, fences = await store_on(disk_of_24_mb)
+    fill(disk_of_24_mb)
+    await assert_full(store, fences)
+    for name in fences:
+        assert await store.purge_log(name, Purge()) == 40
+    assert store.problem == ""
+    assert await store.commit([Batch("s0", fences["s0"], 40, [bytes(1000)])]) == [None]
+    await store.close()
 
 
-def test_many_deletions_in_a_row_on_a_full_disk_need_one_reserve(disk_of_24_mb):
-    async def use():
-        store, fences = await store_on(disk_of_24_mb, streams=30, records=4)
-        fill(disk_of_24_mb)
-        for name in fences:
-            held = await store.acquire(name, "me", "2")
-            await store.delete(name, held.fence)
-        assert [name async for name in store.streams()] == []
-        await store.close()
-
-    asyncio.run(use())
+async def test_many_deletions_in_a_row_on_a_full_disk_need_one_reserve(disk_of_24_mb):
+    store, fences = await store_on(disk_of_24_mb, streams=30, records=4)
+    fill(disk_of_24_mb)
+    for name in fences:
+        held = await store.acquire(name, "me", "2")
+        await store.delete(name, held.fence)
+    assert [name async for name in store.streams()] == []
+    await store.close()
 
 
-def test_a_store_opens_on_a_full_disk_and_takes_its_reserve_again_when_there_is_room(disk_of_24_mb):
-    async def use():
-        store, _ = await store_on(disk_of_24_mb)
-        await store.close()
-        fill(disk_of_24_mb)
-        store = SqliteStore(disk_of_24_mb / "store", reserve_bytes=RESERVE)
-        fence = (await store.acquire("s1", "me", "2")).fence
-        await store.delete("s1", fence)
-        free(disk_of_24_mb)
-        await store.trim_log(NO_LIMITS, None)
-        assert (disk_of_24_mb / "store" / "reserve").stat().st_blocks * 512 >= RESERVE
-        await store.close()
-
-    asyncio.run(use())
+async def test_a_store_opens_on_a_full_disk_and_takes_its_reserve_again_when_there_is_room(disk_of_24_mb):
+    store, _ = await store_on(disk_of_24_mb)
+    await store.close()
+    fill(disk_of_24_mb)
+    store = SqliteStore(disk_of_24_mb / "store", reserve_bytes=RESERVE)
+    fence = (await store.acquire("s1", "me", "2")).fence
+    await store.delete("s1", fence)
+    free(disk_of_24_mb)
+    await store.trim_log(NO_LIMITS, None)
+    assert (disk_of_24_mb / "store" / "reserve").stat().st_blocks * 512 >= RESERVE
+    await store.close()
 
 
-def test_the_file_shrinks_after_streams_were_deleted(tmp_path):
-    async def use():
-        store, fences = await store_on(tmp_path, streams=10)
-        await store.trim_log(NO_LIMITS, None)
-        full = (tmp_path / "store" / DATABASE).stat().st_size
-        assert full > 5_000_000
-        for name, fence in fences.items():
-            await store.delete(name, fence)
-        await store.trim_log(NO_LIMITS, None)
-        assert (tmp_path / "store" / DATABASE).stat().st_size < 1_500_000
-        assert not (tmp_path / "store" / f"{DATABASE}-wal").stat().st_size
-        # A stream that comes later is complete.
-        fence = await created(store, "later")
-        assert await store.commit([Batch("later", fence, 0, [b"0"])]) == [None]
-        await store.close()
-
-    asyncio.run(use())
-    assert content_of(tmp_path / "store") == {"later": [b"0"]}
+async def test_the_file_shrinks_after_streams_were_deleted(tmp_path):
+    store, fences = await store_on(tmp_path, streams=10)
+    await store.trim_log(NO_LIMITS, None)
+    full = (tmp_path / "store" / DATABASE).stat().st_size
+    assert full > 5_000_000
+    for name, fence in fences.items():
+        await store.delete(name, fence)
+    await store.trim_log(NO_LIMITS, None)
+    assert (tmp_path / "store" / DATABASE).stat().st_size < 1_500_000
+    assert not (tmp_path / "store" / f"{DATABASE}-wal").stat().st_size
+    # A stream that comes later is complete.
+    fence = await created(store, "later")
+    assert await store.commit([Batch("later", fence, 0, [b"0"])]) == [None]
+    await store.close()
+    assert await content_of(tmp_path / "store") == {"later": [b"0"]}
 
 
 def test_a_service_on_a_full_disk_is_not_ready_and_streams_can_be_deleted(disk_of_24_mb, tmp_path):

@@ -62,10 +62,10 @@ def journal_bytes(store, stream="s"):
 # Groups.
 
 
-def test_a_group_of_records_has_at_most_so_many_bytes(monkeypatch):
+async def test_a_group_of_records_has_at_most_so_many_bytes(monkeypatch):
     monkeypatch.setattr(commits_module, "GROUP_BYTES", 1000)
 
-    async def run():
+    async with asyncio.timeout(60):
         store = SlowSnapshots()
         await store.put_shared("blob", b"")
         sizes = [300, 300, 300, 300, 2500, 300, 700, 1]
@@ -83,20 +83,18 @@ def test_a_group_of_records_has_at_most_so_many_bytes(monkeypatch):
         sent = [[len(write.records[0]) for write in group] for group in store.groups]
         assert sent == [[300, 300, 300], [300], [2500], [300, 700], [1]]
 
-    asyncio.run(asyncio.wait_for(run(), 60))
 
-
-def test_draining_many_streams_holds_few_snapshots_in_memory(monkeypatch):
+async def test_draining_many_streams_holds_few_snapshots_in_memory(monkeypatch):
     """The peak counts snapshots from when they are built until their commit has ended."""
     held = peak = largest = 0
-    build = LiveStream.snapshot
+    build = LiveStream.checkpoint
 
-    def counted(live):
+    def counted(live, stream):
         nonlocal held, peak, largest
-        snapshot = build(live)
-        held += len(snapshot)
-        peak, largest = max(peak, held), max(largest, len(snapshot))
-        return snapshot
+        checkpoint = build(live, stream)
+        held += len(checkpoint.snapshot)
+        peak, largest = max(peak, held), max(largest, len(checkpoint.snapshot))
+        return checkpoint
 
     class Counting(MemoryStore):
         async def commit(self, writes):
@@ -106,10 +104,10 @@ def test_draining_many_streams_holds_few_snapshots_in_memory(monkeypatch):
             held -= sum(len(write.snapshot) for write in writes if isinstance(write, Checkpoint))
             return outcomes
 
-    monkeypatch.setattr(LiveStream, "snapshot", counted)
+    monkeypatch.setattr(LiveStream, "checkpoint", counted)
     monkeypatch.setattr(checkpoints_module, "GROUP_BYTES", 20_000)
 
-    async def run():
+    async with asyncio.timeout(60):
         store = Counting()
         streams = [f"s{number}" for number in range(40)]
         async with started(store, streams=streams, unload_records=0) as worker:
@@ -117,8 +115,6 @@ def test_draining_many_streams_holds_few_snapshots_in_memory(monkeypatch):
             await worker.drain(STOPPED)
             assert [store.content[stream].start for stream in streams] == [3] * 40
             assert {store.content[stream].holder for stream in streams} == {None}
-
-    asyncio.run(asyncio.wait_for(run(), 60))
     assert 0 < peak <= 20_000 + largest
     assert held == 0
 
@@ -126,8 +122,8 @@ def test_draining_many_streams_holds_few_snapshots_in_memory(monkeypatch):
 # Snapshots apart from records.
 
 
-def test_records_are_committed_while_snapshots_are_under_way():
-    async def run():
+async def test_records_are_committed_while_snapshots_are_under_way():
+    async with asyncio.timeout(60):
         store = SlowSnapshots()
         async with started(store, streams=["s", "t"], snapshot_records=2) as worker:
             await done(worker, observe(0), observe(1))
@@ -142,17 +138,15 @@ def test_records_are_committed_while_snapshots_are_under_way():
                 assert engine_of(successor) == learned(4)
         assert store.misfits == []
 
-    asyncio.run(asyncio.wait_for(run(), 60))
 
-
-def test_a_snapshot_waits_for_the_records_that_it_covers():
+async def test_a_snapshot_waits_for_the_records_that_it_covers():
     class SlowRecords(MemoryStore):
         async def commit(self, writes):
             if isinstance(writes[0], Batch):
                 await asyncio.sleep(0.1)
             return await super().commit(writes)
 
-    async def run():
+    async with asyncio.timeout(60):
         store = SlowRecords()
         async with started(store, snapshot_records=1) as worker:
             for number in range(5):
@@ -160,11 +154,9 @@ def test_a_snapshot_waits_for_the_records_that_it_covers():
             await until(lambda: store.content["s"].start == 5)
         assert store.misfits == []
 
-    asyncio.run(asyncio.wait_for(run(), 60))
 
-
-def test_a_stream_is_released_only_after_its_snapshot_is_durable():
-    async def run():
+async def test_a_stream_is_released_only_after_its_snapshot_is_durable():
+    async with asyncio.timeout(60):
         store = SlowSnapshots()
         async with started(store, snapshot_records=3, unload_records=3) as worker:
             await done(worker, observe(0), observe(1), observe(2))
@@ -178,11 +170,9 @@ def test_a_stream_is_released_only_after_its_snapshot_is_durable():
             assert store.content["s"].start == 3
             assert store.snapshots_sent == 1
 
-    asyncio.run(asyncio.wait_for(run(), 60))
 
-
-def test_a_stream_can_be_deleted_while_its_snapshot_is_queued():
-    async def run():
+async def test_a_stream_can_be_deleted_while_its_snapshot_is_queued():
+    async with asyncio.timeout(60):
         store = SlowSnapshots()
         async with started(store, streams=["s", "t"], snapshot_records=1) as worker:
             await done(worker, observe(0))
@@ -195,17 +185,15 @@ def test_a_stream_can_be_deleted_while_its_snapshot_is_queued():
             assert engine_of(worker, "t") == learned(1)
         assert store.misfits == []
 
-    asyncio.run(asyncio.wait_for(run(), 60))
 
-
-def test_a_stream_stays_in_memory_if_its_snapshot_cannot_be_written():
+async def test_a_stream_stays_in_memory_if_its_snapshot_cannot_be_written():
     class NoSnapshots(MemoryStore):
         async def commit(self, writes):
             if isinstance(writes[0], Checkpoint):
                 raise StoreError("no room for a snapshot")
             return await super().commit(writes)
 
-    async def run():
+    async with asyncio.timeout(60):
         store = NoSnapshots()
         async with started(store, snapshot_records=2, unload_records=0, store_connect_timeout=0.1) as worker:
             for number in range(9):
@@ -219,10 +207,8 @@ def test_a_stream_stays_in_memory_if_its_snapshot_cannot_be_written():
             assert store.content["s"].holder is None
             assert len(store.content["s"].journal) == 9
 
-    asyncio.run(asyncio.wait_for(run(), 60))
 
-
-def test_a_stream_that_the_store_cannot_write_fails_alone():
+async def test_a_stream_that_the_store_cannot_write_fails_alone():
     class OneDamaged(MemoryStore):
         async def commit(self, writes):
             outcomes = await super().commit(writes)
@@ -231,20 +217,18 @@ def test_a_stream_that_the_store_cannot_write_fails_alone():
                 damaged if write.stream == "s" else outcome for write, outcome in zip(writes, outcomes, strict=True)
             ]
 
-    async def run():
+    async with asyncio.timeout(60):
         async with started(OneDamaged(), streams=["s", "t"]) as worker:
             bad, good = await handled(worker, [observe(0), observe(0, "t")])
             assert (bad.status, good.status) == (ReplyStatus.LATER, ReplyStatus.DONE)
             assert "wrong type" in bad.message
-
-    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 # Snapshots by bytes.
 
 
 @pytest.mark.parametrize("action", [Action.IMPORT, Action.ROLLBACK])
-def test_whole_states_do_not_pile_up_in_the_journal(action):
+async def test_whole_states_do_not_pile_up_in_the_journal(action):
     class Watched(MemoryStore):
         peak = 0
 
@@ -253,7 +237,7 @@ def test_whole_states_do_not_pile_up_in_the_journal(action):
             self.peak = max(self.peak, journal_bytes(self))
             return outcomes
 
-    async def run():
+    async with asyncio.timeout(60):
         store = Watched()
         limit = 2 * len(learned(20))
         async with started(store, snapshot_bytes=limit) as worker:
@@ -266,11 +250,9 @@ def test_whole_states_do_not_pile_up_in_the_journal(action):
             assert engine_of(worker) == learned(20)
         assert store.misfits == []
 
-    asyncio.run(asyncio.wait_for(run(), 60))
 
-
-def test_a_stream_is_snapshotted_by_the_bytes_of_its_records():
-    async def run():
+async def test_a_stream_is_snapshotted_by_the_bytes_of_its_records():
+    async with asyncio.timeout(60):
         store = MemoryStore()
         async with started(store, snapshot_bytes=5000) as worker:
             for number in range(100):
@@ -282,5 +264,3 @@ def test_a_stream_is_snapshotted_by_the_bytes_of_its_records():
         async with started(store, streams=(), snapshot_bytes=found + 1) as successor:
             await done(successor, observe(100))
             await until(lambda: journal_bytes(store) == 0)
-
-    asyncio.run(asyncio.wait_for(run(), 60))

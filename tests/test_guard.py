@@ -1,6 +1,5 @@
 """Guards: when they fire, what they say, that they load bit-exact, and what they hold against streams that poison."""
 
-import asyncio
 import math
 from pathlib import Path
 
@@ -10,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import clusters, random_stream, unit
-from made_service import LIMITS, PROTOTYPES, ask, create, done, spec_of, started
+from made_service import LIMITS, PROTOTYPES, acquired, ask, create, done, spec_of, started
 from protodcs import ProtoDCS, ProtoDCSConfig, Prototypes, StreamDCS, StreamDCSConfig
 from protodcs.core.decision import Decision
 from protodcs.errors import ConfigError, StateVersionError, StoreError
 from protodcs.serve.guard import Guard, GuardAction, GuardSettings
 from protodcs.serve.messages import Action as Ask
 from protodcs.serve.settings import ServeConfig
-from protodcs.serve.store.base import AcquiredStream, Fence
 from protodcs.serve.stream.answers import unpack_decision
 from protodcs.serve.stream.live_stream import LiveStream, StreamSpec
 from protodcs.serve.stream.records import Kind, Record
@@ -356,20 +354,20 @@ def reckless_spec(**changes):
 
 
 def loaded(snapshot=None, start=0, tail=(), epoch=1):
-    return LiveStream(AcquiredStream(Fence(epoch), reckless_spec(), snapshot, start, list(tail)), SHARED, LIMITS)
+    return LiveStream(acquired(reckless_spec(), snapshot, start, tail, epoch), SHARED, LIMITS)
 
 
 @pytest.fixture(scope="module")
 def lived():
     """A guarded stream through many samples and a person's doings: it, its journal, snapshots and events by place."""
     live = loaded()
-    journal, snapshots, events = [], [live.snapshot()], []
+    journal, snapshots, events = [], [live.checkpoint("s")], []
     for number, feature in enumerate(FEATURES):
         kinds = {200: Kind.FREEZE, 240: Kind.UNFREEZE, 500: Kind.RESET}
         kind = kinds.get(number, Kind.OBSERVE)
         payload = feature.astype("<f4").tobytes() if kind == Kind.OBSERVE else b""
         journal.append(live.change(kind, f"{number}", payload, 0.0).pack())
-        snapshots.append(live.snapshot() if number % 5 == 0 else None)
+        snapshots.append(live.checkpoint("s") if number % 5 == 0 else None)
         events += live.events()
     return live, journal, snapshots, events
 
@@ -389,7 +387,7 @@ def test_a_guarded_stream_wakes_to_the_bit_from_any_snapshot_and_goes_on_so(live
     final, journal, snapshots, events = lived
     whole = loaded(None, 0, journal)
     assert (whole.different, whole.events()) == (0, [])
-    assert whole.snapshot() == final.snapshot()
+    assert whole.checkpoint("s") == final.checkpoint("s")
     for start in range(1, len(journal), 60):
         cut = min(start + 25, len(journal))
         live = loaded(snapshots[start], start, journal[start:cut], epoch=2)
@@ -403,10 +401,10 @@ def test_a_guarded_stream_wakes_to_the_bit_from_any_snapshot_and_goes_on_so(live
 
 
 def test_a_snapshot_without_a_guard_wakes_with_a_new_one():
-    plain = LiveStream(AcquiredStream(Fence(1), spec_of().pack(), None, 0, []), PROTOTYPES, LIMITS)
+    plain = LiveStream(acquired(spec_of().pack()), PROTOTYPES, LIMITS)
     assert plain.guard is None
     spec = spec_of().model_copy(update={"guard": GuardSettings()}).pack()
-    assert LiveStream(AcquiredStream(Fence(1), spec, plain.snapshot(), 0, []), PROTOTYPES, LIMITS).guard.windows == 0
+    assert LiveStream(acquired(spec, plain.checkpoint("s")), PROTOTYPES, LIMITS).guard.windows == 0
 
 
 def test_a_spec_without_a_guard_is_written_as_before_there_were_guards():
@@ -418,7 +416,7 @@ def test_a_spec_without_a_guard_is_written_as_before_there_were_guards():
 
 def test_a_guard_that_is_switched_off_watches_nothing():
     spec = spec_of().model_copy(update={"guard": GuardSettings(enabled=False)}).pack()
-    assert LiveStream(AcquiredStream(Fence(1), spec, None, 0, []), PROTOTYPES, LIMITS).guard is None
+    assert LiveStream(acquired(spec), PROTOTYPES, LIMITS).guard is None
 
 
 def test_settings_of_the_service_hold_those_of_guards_and_say_what_is_wrong_with_them():
@@ -429,17 +427,14 @@ def test_settings_of_the_service_hold_those_of_guards_and_say_what_is_wrong_with
         ServeConfig(guard={"window": 3})
 
 
-def test_the_status_of_a_stream_tells_of_its_guard():
-    async def run():
-        async with started() as worker:
-            (reply,) = await done(worker, ask(Ask.STATUS))
-            assert reply.facts["guard"] == {"state": "off"}
-            spec = spec_of().model_copy(update={"guard": GuardSettings()}).pack()
-            await done(worker, create("g", spec))
-            (reply,) = await done(worker, ask(Ask.STATUS, stream="g"))
-            assert reply.facts["guard"]["state"] == "watching"
-
-    asyncio.run(run())
+async def test_the_status_of_a_stream_tells_of_its_guard():
+    async with started() as worker:
+        (reply,) = await done(worker, ask(Ask.STATUS))
+        assert reply.facts["guard"] == {"state": "off"}
+        spec = spec_of().model_copy(update={"guard": GuardSettings()}).pack()
+        await done(worker, create("g", spec))
+        (reply,) = await done(worker, ask(Ask.STATUS, stream="g"))
+        assert reply.facts["guard"]["state"] == "watching"
 
 
 # Beside the engine.
@@ -475,7 +470,7 @@ def guarded(prototypes, config, chosen):
     spec = StreamSpec(
         method=method, config=config.model_dump(), classes=names, prototypes=shared.fingerprint, guard=chosen
     )
-    return LiveStream(AcquiredStream(Fence(1), spec.pack(), None, 0, []), shared, LIMITS)
+    return LiveStream(acquired(spec.pack()), shared, LIMITS)
 
 
 def answers(live, features):

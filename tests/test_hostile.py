@@ -1,6 +1,5 @@
 """Thousands of hostile requests and connections, with honest streams beside them."""
 
-import asyncio
 import os
 import time
 from functools import partial
@@ -17,7 +16,7 @@ BODY_SECONDS = 5.0
 
 
 @pytest.mark.long
-def test_5000_attacks_do_not_end_it_and_disturb_no_honest_stream(tmp_path, data_folder):
+async def test_5000_attacks_do_not_end_it_and_disturb_no_honest_stream(tmp_path, data_folder):
     seed = int(os.environ.get("PROTODCS_HOSTILE_SEED", time.time()))
     count = int(os.environ.get("PROTODCS_HOSTILE_COUNT", 5000))
     print(f"PROTODCS_HOSTILE_SEED={seed}")
@@ -40,7 +39,7 @@ def test_5000_attacks_do_not_end_it_and_disturb_no_honest_stream(tmp_path, data_
         hostile = partial(Hostile, seed, data_folder, rows, features, BODY_SECONDS, (key,))
         attackers = Attackers(hostile, count, rounds=5, quiet=300)
         honest = Honest(rows, features, 3, {"authorization": f"Bearer {acme}"})
-        report = asyncio.run(attack_service(service.base_url, service.pid, attackers, honest))
+        report = await attack_service(service.base_url, service.pid, attackers, honest)
     print(report)
     assert not report.faults, "\n".join(report.faults[:50])
     assert len(report.outcomes) == count

@@ -40,67 +40,58 @@ class PausedConversion:
         return float(text)
 
 
-def test_other_requests_are_served_while_a_large_body_is_parsed(monkeypatch):
-    async def run():
-        conversion = PausedConversion(monkeypatch)
-        async with served() as service:
-            body = json.dumps({"features": [ROW] * ROWS_OF_LARGE}).encode()
-            large = asyncio.create_task(service.observe(body, AS_JSON, path="s/peek"))
-            await asyncio.to_thread(conversion.waiting.wait, 60)
-            decisions_of(await service.observe(feature(1)))
-            small = json.dumps({"features": [ROW]}).encode()
-            decisions_of(await service.observe(small, AS_JSON))
-            assert not large.done()
-            conversion.go_on.set()
-            assert len(decisions_of(await large)) == ROWS_OF_LARGE
-
-    asyncio.run(run())
+async def test_other_requests_are_served_while_a_large_body_is_parsed(monkeypatch):
+    conversion = PausedConversion(monkeypatch)
+    async with served() as service:
+        body = json.dumps({"features": [ROW] * ROWS_OF_LARGE}).encode()
+        large = asyncio.create_task(service.observe(body, AS_JSON, path="s/peek"))
+        await asyncio.to_thread(conversion.waiting.wait, 60)
+        decisions_of(await service.observe(feature(1)))
+        small = json.dumps({"features": [ROW]}).encode()
+        decisions_of(await service.observe(small, AS_JSON))
+        assert not large.done()
+        conversion.go_on.set()
+        assert len(decisions_of(await large)) == ROWS_OF_LARGE
 
 
-def test_the_rows_of_a_large_body_are_checked_in_the_thread_that_parsed_it(monkeypatch):
+async def test_the_rows_of_a_large_body_are_checked_in_the_thread_that_parsed_it(monkeypatch):
     threads = []
 
     def check(row):
         threads.append(threading.current_thread())
         return row
 
-    async def run():
-        async with served() as service:
-            monkeypatch.setattr(handler, "ROW", SimpleNamespace(validate_python=check))
-            body = json.dumps({"features": [ROW] * ROWS_OF_LARGE}).encode()
-            decisions_of(await service.observe(body, AS_JSON, path="s/peek"))
-
-    asyncio.run(run())
+    async with served() as service:
+        monkeypatch.setattr(handler, "ROW", SimpleNamespace(validate_python=check))
+        body = json.dumps({"features": [ROW] * ROWS_OF_LARGE}).encode()
+        decisions_of(await service.observe(body, AS_JSON, path="s/peek"))
     assert len(threads) == ROWS_OF_LARGE
     assert threading.main_thread() not in threads
 
 
-def test_a_new_stream_with_many_prototypes_is_parsed_beside_other_requests(monkeypatch):
-    async def run():
-        async with served() as service:
-            conversion = PausedConversion(monkeypatch)
-            rows = [[*ROW[:-1], number / 7] for number in range(ROWS_OF_LARGE)]
-            large = asyncio.create_task(service.create(id="large", prototypes=rows))
-            await asyncio.to_thread(conversion.waiting.wait, 60)
-            decisions_of(await service.observe(feature(1)))
-            conversion.go_on.set()
-            assert (await large).status_code == 201
-
-    asyncio.run(run())
+async def test_a_new_stream_with_many_prototypes_is_parsed_beside_other_requests(monkeypatch):
+    async with served() as service:
+        conversion = PausedConversion(monkeypatch)
+        rows = [[*ROW[:-1], number / 7] for number in range(ROWS_OF_LARGE)]
+        large = asyncio.create_task(service.create(id="large", prototypes=rows))
+        await asyncio.to_thread(conversion.waiting.wait, 60)
+        decisions_of(await service.observe(feature(1)))
+        conversion.go_on.set()
+        assert (await large).status_code == 201
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner)))
-def test_a_large_body_has_the_value_that_json_loads_returns(value):
+async def test_a_large_body_has_the_value_that_json_loads_returns(value):
     body = json.dumps([value, " " * LARGE]).encode()
-    parsed = asyncio.run(parse_json(body))
+    parsed = await parse_json(body)
     # repr, because NaN is not equal to itself.
     assert repr(parsed) == repr(json.loads(body))
 
 
 @pytest.mark.parametrize("end", [b"", b"]}", b"]]", b"],]", b'"]'])
-def test_a_large_body_that_is_no_json_is_a_decode_error(end):
+async def test_a_large_body_that_is_no_json_is_a_decode_error(end):
     with pytest.raises(json.JSONDecodeError):
-        asyncio.run(parse_json(b"[" + b"0.5," * LARGE + b"1" + end))
+        await parse_json(b"[" + b"0.5," * LARGE + b"1" + end)
 
 
 @pytest.mark.parametrize(
@@ -112,28 +103,22 @@ def test_a_large_body_that_is_no_json_is_a_decode_error(end):
         (b"1,", MAX_NUMBERS, f"{MAX_NUMBERS} numbers"),
     ],
 )
-def test_a_large_body_of_too_many_values_is_refused_before_it_is_parsed(part, count, words, monkeypatch):
+async def test_a_large_body_of_too_many_values_is_refused_before_it_is_parsed(part, count, words, monkeypatch):
     monkeypatch.setattr(json, "loads", None)
     with pytest.raises(HTTPException) as problem:
-        asyncio.run(parse_json(b"[" + part * count + b"1,1]"))
+        await parse_json(b"[" + part * count + b"1,1]")
     assert problem.value.status_code == 422
     assert words in problem.value.detail
 
 
-def test_a_feature_of_too_many_numbers_is_422():
-    async def run():
-        async with served() as service:
-            body = json.dumps({"features": [[0.5] * 16_385]}).encode()
-            assert "16384 numbers" in words_of(await service.observe(body, AS_JSON), 422)
-
-    asyncio.run(run())
+async def test_a_feature_of_too_many_numbers_is_422():
+    async with served() as service:
+        body = json.dumps({"features": [[0.5] * 16_385]}).encode()
+        assert "16384 numbers" in words_of(await service.observe(body, AS_JSON), 422)
 
 
-def test_infinity_and_nan_of_a_large_body_are_422_as_in_a_small_one():
-    async def run():
-        async with served() as service:
-            for value in (math.nan, math.inf):
-                body = json.dumps({"features": [ROW] * ROWS_OF_LARGE + [[value, *ROW[1:]]]}).encode()
-                assert "finite" in words_of(await service.observe(body, AS_JSON), 422)
-
-    asyncio.run(run())
+async def test_infinity_and_nan_of_a_large_body_are_422_as_in_a_small_one():
+    async with served() as service:
+        for value in (math.nan, math.inf):
+            body = json.dumps({"features": [ROW] * ROWS_OF_LARGE + [[value, *ROW[1:]]]}).encode()
+            assert "finite" in words_of(await service.observe(body, AS_JSON), 422)

@@ -5,12 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from made_service import FEATURES, LIMITS, PROTOTYPES, ROWS, SPEC, feature, spec_of
+from made_service import FEATURES, LIMITS, PROTOTYPES, ROWS, SPEC, acquired, feature, spec_of
 from protodcs import StreamDCS
 from protodcs.core.prototypes import Prototypes
 from protodcs.errors import DamagedDataError, InputError, ProtoDCSError, StateVersionError, StoreError, UsageError
 from protodcs.serve.guard import GuardSettings
-from protodcs.serve.store.base import AcquiredStream, Fence
 from protodcs.serve.stream.answers import pack_decision, unpack_decision
 from protodcs.serve.stream.feedback import Feedback, pack_feedback
 from protodcs.serve.stream.idempotency import digest_of
@@ -21,7 +20,7 @@ NOW = 1_700_000_000.0
 
 
 def loaded(snapshot=None, start=0, tail=(), epoch=1, spec=SPEC, limits=LIMITS):
-    return LiveStream(AcquiredStream(Fence(epoch), spec, snapshot, start, list(tail)), PROTOTYPES, limits)
+    return LiveStream(acquired(spec, snapshot, start, tail, epoch), PROTOTYPES, limits)
 
 
 def found(live, kind, key, payload):
@@ -72,12 +71,12 @@ def eventful(live):
 def lived():
     """A stream through the events, its journal, and a snapshot before each record and at the end; else None."""
     live = loaded()
-    journal, snapshots = [], [live.snapshot()]
+    journal, snapshots = [], [live.checkpoint("s")]
     for kind, payload in eventful(live):
         record = live.change(kind, f"key-{live.position}", payload, NOW + live.position)
         covered = len(record.answers) - 1
         journal += [record.pack(), *[COVERED] * covered]
-        snapshots += [*[None] * covered, live.snapshot()]
+        snapshots += [*[None] * covered, live.checkpoint("s")]
     return live, journal, snapshots
 
 
@@ -199,20 +198,20 @@ def test_a_rollback_goes_back_in_what_was_learned_and_on_in_the_journal():
 def test_an_error_changes_nothing(kind, key, payload, error):
     live, _, _ = lived()
     live.change(Kind.UNFREEZE, "learn again", b"", NOW)
-    before, engine = live.snapshot(), live.engine.snapshot()
+    before, engine = live.checkpoint("s"), live.engine.snapshot()
     with pytest.raises(error):
         live.change(kind, key, payload, NOW)
-    assert (live.snapshot(), live.engine.snapshot()) == (before, engine)
+    assert (live.checkpoint("s"), live.engine.snapshot()) == (before, engine)
     assert found(live, kind, "k", payload) is None
 
 
 @pytest.mark.parametrize("payload", [b"", feature(0)[:-1], feature(0) * 2, bytes(128)])
 def test_a_peek_at_a_bad_feature_is_refused_in_words(payload):
     live = loaded()
-    before = live.snapshot()
+    before = live.checkpoint("s")
     with pytest.raises(InputError, match="feature"):
         live.peek(payload)
-    assert live.snapshot() == before
+    assert live.checkpoint("s") == before
 
 
 def test_the_longest_key_is_taken():
@@ -242,7 +241,7 @@ def test_a_key_that_was_used_for_another_request_is_an_error():
     live = loaded()
     live.change(Kind.OBSERVE, "mine", feature(0), NOW)
     live.change(Kind.SAVE_SNAPSHOT, "kept", b"name", NOW)
-    before = live.snapshot()
+    before = live.checkpoint("s")
     for kind, key, payload in (
         (Kind.OBSERVE, "mine", feature(1)),
         (Kind.FREEZE, "mine", b""),
@@ -251,7 +250,7 @@ def test_a_key_that_was_used_for_another_request_is_an_error():
     ):
         with pytest.raises(UsageError, match=f"key '{key}' was used for a request with other content.*Use a new key"):
             found(live, kind, key, payload)
-    assert live.snapshot() == before
+    assert live.checkpoint("s") == before
 
 
 def test_an_answer_that_was_tampered_with_is_counted_when_it_is_replayed_and_still_told():
@@ -305,14 +304,14 @@ def test_a_spec_from_the_future_is_refused_in_words():
 def test_a_stream_beside_other_prototypes_is_refused():
     live = loaded()
     live.change(Kind.OBSERVE, "k", feature(0), NOW)
-    held = AcquiredStream(Fence(2), SPEC, live.snapshot(), 1, [])
+    held = acquired(SPEC, live.checkpoint("s"), 1, epoch=2)
     with pytest.raises(ProtoDCSError):
         LiveStream(held, Prototypes(ROWS[::-1]), LIMITS)
 
 
 def test_a_guard_goes_on_over_the_classes_that_there_are_now():
     guarded = spec_of().model_copy(update={"guard": GuardSettings(window=32, keep_windows=1)}).pack()
-    live = LiveStream(AcquiredStream(Fence(1), guarded, None, 0, []), PROTOTYPES, LIMITS)
+    live = LiveStream(acquired(guarded), PROTOTYPES, LIMITS)
     journal = []
 
     def change(kind, payload):
@@ -324,11 +323,11 @@ def test_a_guard_goes_on_over_the_classes_that_there_are_now():
         if number == 75:
             change(Kind.REMOVE_CLASS, b"1")
         if number == 110:
-            snapshot, start = live.snapshot(), live.position
+            snapshot, start = live.checkpoint("s"), live.position
     assert live.guard.windows == 2
     for held in (
-        AcquiredStream(Fence(1), guarded, None, 0, journal),
-        AcquiredStream(Fence(1), guarded, snapshot, start, journal[start:]),
+        acquired(guarded, tail=journal),
+        acquired(guarded, snapshot, start, journal[start:]),
     ):
         again = LiveStream(held, PROTOTYPES, LIMITS)
         assert again.engine.snapshot() == live.engine.snapshot()
@@ -342,7 +341,8 @@ def test_a_stream_that_goes_on_and_on_stops_growing():
     for number in range(6000):
         live.change(Kind.OBSERVE, f"key-{number:09}", feature(number % len(FEATURES)), NOW + number)
         if number % 100 == 99:
-            sizes.append(len(live.snapshot()))
+            checkpoint = live.checkpoint("s")
+            sizes.append(len(checkpoint.snapshot) + len(checkpoint.keys))
     early, full = sizes[4], sizes[30:]
     assert live.guard.counts.total() == 0
     assert early < min(full) / 2
@@ -358,12 +358,12 @@ def test_many_unknown_samples_are_told_once_and_shown_also_after_an_unload():
         journal.append(live.change(Kind.OBSERVE, f"key-{number}", sample.astype("<f4").tobytes(), NOW).pack())
         begun += live.warnings()
         if number == 520:
-            early = live.snapshot()
+            early = live.checkpoint("s")
     ((position, told),) = begun
-    assert 500 < position < 600
+    assert 500 < position < 640
     usual = told["usual_unknown_rate"]
     assert (told["warning"], usual < 0.2 < told["unknown_rate"] < 0.6) == ("many_unknown", True)
-    for again in (live, loaded(live.snapshot(), 640), loaded(early, 521, journal[521:])):
+    for again in (live, loaded(live.checkpoint("s"), 640), loaded(early, 521, journal[521:])):
         shown = again.summary()
         assert (shown.warning, shown.unknown_rate, shown.usual_unknown_rate) == ("many_unknown", 0.52, usual)
         assert again.warnings() == []

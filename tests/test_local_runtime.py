@@ -1,6 +1,5 @@
 """`protodcs serve` in one process: what a user sees when it starts, is stopped, is killed, and cannot start."""
 
-import asyncio
 import base64
 import json
 import os
@@ -307,11 +306,11 @@ def test_a_model_that_hugging_face_does_not_have_is_one_line(monkeypatch):
     assert "Hugging Face has no model 'some/model'" in line
 
 
-def test_a_folder_in_use_is_one_line(tmp_path):
+async def test_a_folder_in_use_is_one_line(tmp_path):
     store = SqliteStore(tmp_path)
     line = failed("--store", f"sqlite:{tmp_path}", "--port", str(free_port()))
     assert f"in use by process {os.getpid()}" in line
-    asyncio.run(store.close())
+    await store.close()
 
 
 def test_another_kind_of_store_is_an_error(tmp_path):

@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -21,36 +20,12 @@ from protodcs.serve.store.schema import USAGE
 from protodcs.serve.store.sqlite import SqliteStore
 from protodcs.serve.workers.worker import Worker
 from service.postgres import shared_postgres
-from store_contract import BLOB, begun, postgres_store, sqlite_store
+from store_contract import BLOB, STORES, begun, of_stores
 
 DAY = 86_400.0
 ALL = LogQuery(limit=200_000, newest_first=False)
 # No limit but that of the test.
 NO_LIMIT = LogLimits(1e12, 10**9, 1 << 50)
-STORES = {"sqlite": sqlite_store, "postgres": postgres_store}
-
-
-def of_stores(*names):
-    """Return a decorator for coroutines that get an empty store."""
-
-    def decorate(check):
-        @pytest.mark.parametrize("name", names)
-        def test(name, tmp_path):
-            async def run():
-                store = await STORES[name](tmp_path)
-                try:
-                    await store.renew("one", "1", 600)
-                    await store.put_shared(BLOB, b"blob")
-                    await check(store)
-                finally:
-                    await store.close()
-
-            asyncio.run(run())
-
-        test.__name__, test.__doc__ = check.__name__, check.__doc__
-        return test
-
-    return decorate
 
 
 def at(year, month, day=1, hour=0):
@@ -203,30 +178,27 @@ async def test_postgresql_deletes_a_month_when_all_of_it_is_too_old(store):
     assert await positions(store, "b/s") == [7]
 
 
-def test_a_process_that_knew_a_month_writes_to_it_though_another_one_dropped_it():
-    async def run():
-        url = shared_postgres().database()
-        one, two = [await PostgresStore(url).prepare() for _ in range(2)]
-        try:
-            await one.renew("one", "1", 600)
-            await one.put_shared(BLOB, b"blob")
-            fence = await logged(one, "a/s", [at(2022, 1, 2), at(2022, 3)])
-            await two.trim_log(NO_LIMIT._replace(seconds=DAY), at(2022, 3, 2))
-            assert await positions(one, "a/s") == [1]
-            # The clock of the machine was set back.
-            log = [entry(2, at(2022, 1, 3)), entry(3, at(2022, 3, 2))]
-            assert await one.commit([Batch("a/s", fence, 2, [b"2", b"3"], b"", log)]) == [None]
-            assert await positions(two, "a/s") == [1, 2, 3]
-            assert (await one.acquire("a/s", "one", "1")).tail == [b"", b"", b"2", b"3"]
-            await check_counts(one)
-            await two.trim_log(NO_LIMIT._replace(seconds=DAY), at(2022, 3, 2))
-            assert await positions(one, "a/s") == [1, 3]
-            await check_counts(one)
-        finally:
-            await one.close()
-            await two.close()
-
-    asyncio.run(run())
+async def test_a_process_that_knew_a_month_writes_to_it_though_another_one_dropped_it():
+    url = shared_postgres().database()
+    one, two = [await PostgresStore(url).prepare() for _ in range(2)]
+    try:
+        await one.renew("one", "1", 600)
+        await one.put_shared(BLOB, b"blob")
+        fence = await logged(one, "a/s", [at(2022, 1, 2), at(2022, 3)])
+        await two.trim_log(NO_LIMIT._replace(seconds=DAY), at(2022, 3, 2))
+        assert await positions(one, "a/s") == [1]
+        # The clock of the machine was set back.
+        log = [entry(2, at(2022, 1, 3)), entry(3, at(2022, 3, 2))]
+        assert await one.commit([Batch("a/s", fence, 2, [b"2", b"3"], b"", log)]) == [None]
+        assert await positions(two, "a/s") == [1, 2, 3]
+        assert (await one.acquire("a/s", "one", "1")).tail == [b"", b"", b"2", b"3"]
+        await check_counts(one)
+        await two.trim_log(NO_LIMIT._replace(seconds=DAY), at(2022, 3, 2))
+        assert await positions(one, "a/s") == [1, 3]
+        await check_counts(one)
+    finally:
+        await one.close()
+        await two.close()
 
 
 @of_stores("postgres")
@@ -347,27 +319,24 @@ async def test_a_hundred_thousand_entries_over_a_year(store):
     await check_counts(store)
 
 
-def test_logs_count_for_the_quota_of_a_tenant_and_a_purge_makes_room(tmp_path):
-    async def run():
-        store = SqliteStore(tmp_path)
-        worker = Worker("one", store, settings(tenant_bytes=40_000))
-        await worker.start()
-        try:
-            await done(worker, create("acme/s"))
-            number = 0
-            while not (replies := await handled(worker, [observe(number, "acme/s")]))[0].message:
-                number += 1
-                await worker._quotas.read()
-            assert "decision logs" in replies[0].message
-            used = await store.usage(), await store.log_usage()
-            assert sum(size["acme"] for size in used) >= 40_000 > used[0]["acme"]
-            assert await store.purge_log("acme/s", Purge()) == number
+async def test_logs_count_for_the_quota_of_a_tenant_and_a_purge_makes_room(tmp_path):
+    store = SqliteStore(tmp_path)
+    worker = Worker("one", store, settings(tenant_bytes=40_000))
+    await worker.start()
+    try:
+        await done(worker, create("acme/s"))
+        number = 0
+        while not (replies := await handled(worker, [observe(number, "acme/s")]))[0].message:
+            number += 1
             await worker._quotas.read()
-            await done(worker, observe(number, "acme/s"))
-        finally:
-            await worker.close()
-
-    asyncio.run(run())
+        assert "decision logs" in replies[0].message
+        used = await store.usage(), await store.log_usage()
+        assert sum(size["acme"] for size in used) >= 40_000 > used[0]["acme"]
+        assert await store.purge_log("acme/s", Purge()) == number
+        await worker._quotas.read()
+        await done(worker, observe(number, "acme/s"))
+    finally:
+        await worker.close()
 
 
 def test_the_settings_of_the_log_reach_the_store():
@@ -376,7 +345,7 @@ def test_the_settings_of_the_log_reach_the_store():
 
 
 @pytest.mark.parametrize("name", ["sqlite", "postgres"])
-def test_a_service_whose_clock_moves_on_by_months_logs_everything(name, tmp_path, monkeypatch):
+async def test_a_service_whose_clock_moves_on_by_months_logs_everything(name, tmp_path, monkeypatch):
     steps, now = [0.0], time.time
 
     async def move(store: SqliteStore | PostgresStore, seconds: float) -> None:
@@ -388,25 +357,22 @@ def test_a_service_whose_clock_moves_on_by_months_logs_everything(name, tmp_path
                     f"CREATE OR REPLACE FUNCTION store_clock() RETURNS float8 LANGUAGE sql VOLATILE AS '{clock}'"
                 )
 
-    async def run(folder: Path):
-        monkeypatch.setattr(time, "time", lambda: now() + sum(steps))
-        store = await STORES[name](folder)
-        worker = Worker("worker-0", store, settings(lease_seconds=0.3))
-        await worker.start()
-        try:
-            await done(worker, create())
-            for number in range(4):
-                # The lease ended when the clock moved, and is taken again.
-                while (reply := await one(worker, observe(number))).status is ReplyStatus.LATER:
-                    await asyncio.sleep(0.1)
-                assert reply.status is ReplyStatus.DONE
-                await move(store, 32 * DAY)
-                await asyncio.sleep(0.5)
-            entries = (await store.read_log("s", ALL)).entries
-            assert [found.position for found in entries] == [0, 1, 2, 3]
-            assert len({month_of(found.time) for found in entries}) == 4
-            await check_counts(store)
-        finally:
-            await worker.close()
-
-    asyncio.run(run(tmp_path))
+    monkeypatch.setattr(time, "time", lambda: now() + sum(steps))
+    store = await STORES[name](tmp_path)
+    worker = Worker("worker-0", store, settings(lease_seconds=0.3))
+    await worker.start()
+    try:
+        await done(worker, create())
+        for number in range(4):
+            # The lease ended when the clock moved, and is taken again.
+            while (reply := await one(worker, observe(number))).status is ReplyStatus.LATER:
+                await asyncio.sleep(0.1)
+            assert reply.status is ReplyStatus.DONE
+            await move(store, 32 * DAY)
+            await asyncio.sleep(0.5)
+        entries = (await store.read_log("s", ALL)).entries
+        assert [found.position for found in entries] == [0, 1, 2, 3]
+        assert len({month_of(found.time) for found in entries}) == 4
+        await check_counts(store)
+    finally:
+        await worker.close()

@@ -92,52 +92,45 @@ class Rig:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_requests_that_fail_or_go_away_leave_nothing_behind(tmp_path, seed):
+async def test_requests_that_fail_or_go_away_leave_nothing_behind(tmp_path, seed):
     print("seed", seed)
-
-    async def run():
-        rig = Rig(tmp_path, seed)
-        await rig.service.worker.start()
-        assert (await rig.service.made()).status_code == 201
-        await asyncio.sleep(0)
-        nothing, busy = rig.held(), set()
-        tasks = []
-        for _ in range(300):
-            tasks.append(asyncio.create_task(rig.send_request(rig.chance.choice(["s", "s", "nobody"]))))
-            if rig.chance.random() < 0.4:
-                rig.chance.choice(tasks[-10:]).cancel()
-            await asyncio.sleep(rig.chance.uniform(0, 0.02))
-            busy |= {name for name, value in rig.held().items() if value != nothing[name]}
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        kinds = {type(result) for result in results}
-        assert {type(None), OSError, asyncio.CancelledError} <= kinds <= {
-            type(None), OSError, asyncio.CancelledError, RuntimeError, ConnectionError
-        }  # fmt: skip
-        assert busy == set(nothing)
-        assert rig.held() == nothing
-        # Lines of requests whose callers went away last until their calls end.
-        while rig.service.queues._queues:
-            await asyncio.sleep(0.1)
-        await rig.service.client.aclose()
-        await rig.service.worker.close()
-
-    asyncio.run(run())
+    rig = Rig(tmp_path, seed)
+    await rig.service.worker.start()
+    assert (await rig.service.made()).status_code == 201
+    await asyncio.sleep(0)
+    nothing, busy = rig.held(), set()
+    tasks = []
+    for _ in range(300):
+        tasks.append(asyncio.create_task(rig.send_request(rig.chance.choice(["s", "s", "nobody"]))))
+        if rig.chance.random() < 0.4:
+            rig.chance.choice(tasks[-10:]).cancel()
+        await asyncio.sleep(rig.chance.uniform(0, 0.02))
+        busy |= {name for name, value in rig.held().items() if value != nothing[name]}
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    kinds = {type(result) for result in results}
+    assert {type(None), OSError, asyncio.CancelledError} <= kinds <= {
+        type(None), OSError, asyncio.CancelledError, RuntimeError, ConnectionError
+    }  # fmt: skip
+    assert busy == set(nothing)
+    assert rig.held() == nothing
+    # Lines of requests whose callers went away last until their calls end.
+    while rig.service.queues._queues:
+        await asyncio.sleep(0.1)
+    await rig.service.client.aclose()
+    await rig.service.worker.close()
 
 
-def test_an_image_whose_caller_went_away_is_not_kept_in_memory():
-    async def run():
-        started, never = asyncio.Event(), asyncio.Event()
+async def test_an_image_whose_caller_went_away_is_not_kept_in_memory():
+    started, never = asyncio.Event(), asyncio.Event()
 
-        async def encode(images):
-            started.set()
-            await never.wait()
+    async def encode(images):
+        started.set()
+        await never.wait()
 
-        together = MicroBatcher(encode, calls=1, images=1)
-        tasks = [asyncio.create_task(together.encode(bytes(1000))) for _ in range(10)]
-        await started.wait()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert not together._waiting
-
-    asyncio.run(run())
+    together = MicroBatcher(encode, calls=1, images=1)
+    tasks = [asyncio.create_task(together.encode(bytes(1000))) for _ in range(10)]
+    await started.wait()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert not together._waiting

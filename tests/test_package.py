@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import protodcs
 from conftest import random_stream
-from protodcs import Decisions, ProtoDCS, ProtoDCSConfig, StreamDCS, StreamDCSConfig
+from protodcs import Decisions, OpenSetClassifier, ProtoDCS, ProtoDCSConfig, StreamDCS, StreamDCSConfig, encoders
 from protodcs.cli import app
 from protodcs.cli.state import MEANINGS, _flat
 from protodcs.core.streamdcs import constants
@@ -386,7 +386,8 @@ def test_classify_takes_files_a_limit_a_target_and_writes_parquet(tmp_path):
     assert parquet.read_table(out).column("file").to_pylist() == files[::2]
     with image.open(sheet) as drawn:
         assert drawn.format == "JPEG"
-    assert StreamDCS.load(out.with_suffix(".parquet.state")).config.target_false_reject == 0.2
+    classifier = OpenSetClassifier.restored(encoders.load("demo"), out.with_suffix(".parquet.state"))
+    assert classifier.engine.config.target_false_reject == 0.2
 
 
 def test_version():

@@ -18,6 +18,7 @@ from made_service import (
     LIMITS,
     PROTOTYPES,
     ROWS,
+    acquired,
     ask,
     create,
     done,
@@ -34,12 +35,10 @@ from protodcs.bench.feature_pack import read_vocabulary
 from protodcs.cli import app
 from protodcs.core.vectors import row_fingerprint
 from protodcs.core.vocabulary import Vocabulary
-from protodcs.data.prompts import class_names
 from protodcs.errors import ServiceError
 from protodcs.serve.encoder.encoding import SharedEncoder
 from protodcs.serve.guard import GuardSettings
 from protodcs.serve.messages import STOPPING, Action, ReplyStatus, Request
-from protodcs.serve.store.base import AcquiredStream, Fence
 from protodcs.serve.stream.live_stream import LiveStream, StreamSpec, pack_class
 from protodcs.serve.stream.records import Kind
 from protodcs.serve.stream.shared import MAX_NAMES, pack_rows, unpack_vocabulary
@@ -148,8 +147,9 @@ def test_an_encoder_gives_streams_of_class_names_its_vocabulary_unless_they_want
         assert client.create("like", like="a").created["vocabulary"] == demo.fingerprint
         assert client.create("none", classes=["cat", "car"], vocabulary=None).created["vocabulary"] is None
         assert client.create("protodcs", classes=["cat", "car"], method="protodcs").created["vocabulary"] is None
-        # The demo knows too few other names.
-        assert client.create("all", classes=class_names("demo")).created["vocabulary"] is None
+        # The demo knows no other names.
+        every = classifier.encoder.text_tower.known_names
+        assert client.create("all", classes=every).created["vocabulary"] is None
         assert demo.fingerprint in run("show", "a")
         assert "none" in run("create", "cli", "--classes", "cat,car", "--vocabulary", "none")
         assert client.stream("cli").status()["vocabulary"] is None
@@ -190,27 +190,24 @@ async def upload(service, vocabulary, path=None, **changes):
     return await service.client.put(f"/v1/vocabularies/{path}?count={count}", content=content)
 
 
-def test_an_uploaded_vocabulary_is_found_used_and_let_go_with_its_last_stream():
-    async def run():
-        async with served() as service:
-            address = f"/v1/vocabularies/{NAMES.fingerprint}"
-            missing = await service.client.get(address)
-            assert "Upload it with PUT /v1/vocabularies/" in words_of(missing, 404)
-            refused = await service.create(id="a", vocabulary=NAMES.fingerprint)
-            assert f"PUT {address}" in words_of(refused, 404)
-            assert refused.json()["code"] == missing.json()["code"] == "vocabulary_not_found"
-            assert await service.streams() == ["s"]
-            for _ in range(2):
-                assert (await upload(service, NAMES)).json() == {"fingerprint": NAMES.fingerprint}
-            for id_ in "ab":
-                assert (await service.create(id=id_, vocabulary=NAMES.fingerprint)).status_code == 201
-            assert (await service.create(id="a", vocabulary=NAMES.fingerprint)).status_code == 200
-            assert words_of(await service.create(id="a"), 409)
-            for id_, status in (("a", 200), ("b", 404)):
-                assert (await service.client.delete(f"/v1/streams/{id_}")).status_code == 204
-                assert (await service.client.get(address)).status_code == status
-
-    asyncio.run(run())
+async def test_an_uploaded_vocabulary_is_found_used_and_let_go_with_its_last_stream():
+    async with served() as service:
+        address = f"/v1/vocabularies/{NAMES.fingerprint}"
+        missing = await service.client.get(address)
+        assert "Upload it with PUT /v1/vocabularies/" in words_of(missing, 404)
+        refused = await service.create(id="a", vocabulary=NAMES.fingerprint)
+        assert f"PUT {address}" in words_of(refused, 404)
+        assert refused.json()["code"] == missing.json()["code"] == "vocabulary_not_found"
+        assert await service.streams() == ["s"]
+        for _ in range(2):
+            assert (await upload(service, NAMES)).json() == {"fingerprint": NAMES.fingerprint}
+        for id_ in "ab":
+            assert (await service.create(id=id_, vocabulary=NAMES.fingerprint)).status_code == 201
+        assert (await service.create(id="a", vocabulary=NAMES.fingerprint)).status_code == 200
+        assert words_of(await service.create(id="a"), 409)
+        for id_, status in (("a", 200), ("b", 404)):
+            assert (await service.client.delete(f"/v1/streams/{id_}")).status_code == 204
+            assert (await service.client.get(address)).status_code == status
 
 
 @pytest.mark.parametrize(
@@ -227,13 +224,10 @@ def test_an_uploaded_vocabulary_is_found_used_and_let_go_with_its_last_stream():
         ({"content": np.full((40, 4), np.nan, "<f4").tobytes()}, "must have length one"),
     ],
 )
-def test_an_upload_that_is_no_vocabulary_is_an_error(changes, message):
-    async def run():
-        async with served() as service:
-            assert message in words_of(await upload(service, NAMES, **changes), 422)
-            assert set(service.store.shared) == {StreamSpec.unpack(service.store.content["s"].spec).prototypes}
-
-    asyncio.run(run())
+async def test_an_upload_that_is_no_vocabulary_is_an_error(changes, message):
+    async with served() as service:
+        assert message in words_of(await upload(service, NAMES, **changes), 422)
+        assert set(service.store.shared) == {StreamSpec.unpack(service.store.content["s"].spec).prototypes}
 
 
 @pytest.mark.parametrize(
@@ -245,51 +239,38 @@ def test_an_upload_that_is_no_vocabulary_is_an_error(changes, message):
         ({"prototypes": [[1.0, 0.0], [0.0, 1.0]], "vocabulary": NAMES.fingerprint}, "compute both with the same"),
     ],
 )
-def test_a_vocabulary_that_a_stream_cannot_have_is_an_error(given, message):
-    async def run():
-        async with served() as service:
-            await upload(service, NAMES)
-            assert message in words_of(await service.create(id="a", **given), 422)
-
-    asyncio.run(run())
+async def test_a_vocabulary_that_a_stream_cannot_have_is_an_error(given, message):
+    async with served() as service:
+        await upload(service, NAMES)
+        assert message in words_of(await service.create(id="a", **given), 422)
 
 
-def test_prototypes_are_no_vocabulary():
-    async def run():
-        async with served() as service:
-            prototypes = StreamSpec.unpack(service.store.content["s"].spec).prototypes
-            refused = await service.create(id="a", vocabulary=prototypes)
-            assert f"16 to 5000 names; given: {len(ROWS)}" in words_of(refused, 422)
-
-    asyncio.run(run())
+async def test_prototypes_are_no_vocabulary():
+    async with served() as service:
+        prototypes = StreamSpec.unpack(service.store.content["s"].spec).prototypes
+        refused = await service.create(id="a", vocabulary=prototypes)
+        assert f"16 to 5000 names; given: {len(ROWS)}" in words_of(refused, 422)
 
 
-def test_a_tenant_at_its_limit_uploads_no_vocabulary():
-    async def run():
-        async with started(streams=("acme/s",), tenant_bytes=10_000, max_snapshots=1000) as worker:
-            name = "x"
-            put = Request("acme/v", Action.PUT_VOCABULARY, "k", NAMES.fingerprint.encode(), pack_rows(NAMES.rows))
-            while (
-                await one(worker, ask(Action.SAVE_SNAPSHOT, name, name.encode(), "acme/s"))
-            ).status is ReplyStatus.DONE:
-                name += "x"
-            assert (await one(worker, put)).status is ReplyStatus.OVER_QUOTA
-            assert not await worker._store.has_shared(NAMES.fingerprint)
-            await done(worker, put._replace(stream="rival/v"))
-
-    asyncio.run(run())
+async def test_a_tenant_at_its_limit_uploads_no_vocabulary():
+    async with started(streams=("acme/s",), tenant_bytes=10_000, max_snapshots=1000) as worker:
+        name = "x"
+        put = Request("acme/v", Action.PUT_VOCABULARY, "k", NAMES.fingerprint.encode(), pack_rows(NAMES.rows))
+        while (await one(worker, ask(Action.SAVE_SNAPSHOT, name, name.encode(), "acme/s"))).status is ReplyStatus.DONE:
+            name += "x"
+        assert (await one(worker, put)).status is ReplyStatus.OVER_QUOTA
+        assert not await worker._store.has_shared(NAMES.fingerprint)
+        await done(worker, put._replace(stream="rival/v"))
 
 
-def test_both_clients_upload_a_vocabulary_once(tmp_path):
-    async def run(service):
-        async with AsyncClient(service.base_url) as client:
-            return await client.upload_vocabulary(OTHER.rows)
-
+async def test_both_clients_upload_a_vocabulary_once(tmp_path):
     with local(tmp_path) as service, Client(service.base_url) as client:
         # An encoder's fingerprint is of the names, but an upload goes by its rows.
         named = Vocabulary(NAMES.rows, "0" * 64)
         assert client.upload_vocabulary(named) == client.upload_vocabulary(NAMES) == row_fingerprint(named.rows)
-        assert asyncio.run(run(service)) == client.upload_vocabulary(OTHER) == OTHER.fingerprint
+        async with AsyncClient(service.base_url) as other:
+            fingerprint = await other.upload_vocabulary(OTHER.rows)
+        assert fingerprint == client.upload_vocabulary(OTHER) == OTHER.fingerprint
 
 
 # What keeps the vocabulary.
@@ -307,108 +288,93 @@ async def with_vocabulary(store, **changes):
         yield worker
 
 
-def test_streams_in_memory_share_one_vocabulary_also_after_their_classes_were_edited():
-    async def run():
-        store, edit = MemoryStore(), pack_class(FEATURES[7].astype("<f4").tobytes(), "new")
-        for _ in range(2):
-            async with with_vocabulary(store) as worker:
-                await done(worker, *(observe(number, stream) for stream in ("a", "b", "like") for number in range(5)))
-                if "new" not in worker.streams.loaded["b"].live.engine.classes:
-                    await done(worker, ask(Action.ADD_CLASS, "edit", edit, "b"))
-                engines = [worker.streams.loaded[stream].live.engine for stream in ("a", "b", "like")]
-                assert len({id(engine.vocabulary) for engine in engines}) == 1
-                assert engines[0]._prototypes is engines[2]._prototypes is not engines[1]._prototypes
-                await worker.drain(STOPPING)
-        assert sorted(store.shared) == sorted([PROTOTYPES.fingerprint, NAMES.fingerprint])
-
-    asyncio.run(run())
-
-
-def test_a_reset_and_every_load_keep_the_vocabulary():
-    async def run():
-        store, engine = MemoryStore(), StreamDCS(PROTOTYPES, vocabulary=NAMES)
-        prototype = FEATURES[7]
-        for cycle in range(3):
-            # Each load replays other records: snapshots come now and then.
-            async with with_vocabulary(store, snapshot_records=15) as worker:
-                for number in range(20):
-                    await done(worker, observe(number, "a", key=f"{cycle} {number}"))
-                    engine.observe(FEATURES[number])
-                if cycle == 0:
-                    await done(worker, ask(Action.RESET, "reset", stream="a"))
-                    engine.reset()
-                if cycle == 1:
-                    added = pack_class(prototype.astype("<f4").tobytes(), "new")
-                    await done(worker, ask(Action.ADD_CLASS, "edit", added, "a"))
-                    engine.add_class("new", prototype.astype(np.float32))
-                assert engine_of(worker, "a") == engine.snapshot()
-                (status,) = await done(worker, ask(Action.STATUS, stream="a"))
-                assert status.facts["vocabulary"] == NAMES.fingerprint
-
-    asyncio.run(run())
-
-
-def test_a_stream_that_cannot_be_loaded_takes_a_state_with_its_vocabulary():
-    async def run():
-        store = MemoryStore()
+async def test_streams_in_memory_share_one_vocabulary_also_after_their_classes_were_edited():
+    store, edit = MemoryStore(), pack_class(FEATURES[7].astype("<f4").tobytes(), "new")
+    for _ in range(2):
         async with with_vocabulary(store) as worker:
-            await done(worker, *(observe(number, "a") for number in range(5)))
-            (exported,) = await done(worker, ask(Action.EXPORT, stream="a"))
+            await done(worker, *(observe(number, stream) for stream in ("a", "b", "like") for number in range(5)))
+            if "new" not in worker.streams.loaded["b"].live.engine.classes:
+                await done(worker, ask(Action.ADD_CLASS, "edit", edit, "b"))
+            engines = [worker.streams.loaded[stream].live.engine for stream in ("a", "b", "like")]
+            assert len({id(engine.vocabulary) for engine in engines}) == 1
+            assert engines[0]._prototypes is engines[2]._prototypes is not engines[1]._prototypes
             await worker.drain(STOPPING)
-        store.content["a"].journal[0] = b"damaged"
-        store.content["a"].snapshot = None
-        async with with_vocabulary(store) as worker:
-            assert (await one(worker, observe(9, "a"))).status is ReplyStatus.CONFLICT
-            await done(worker, ask(Action.IMPORT, "import", exported.answer, "a"))
-            assert engine_of(worker, "a") == exported.answer
-
-    asyncio.run(run())
+    assert sorted(store.shared) == sorted([PROTOTYPES.fingerprint, NAMES.fingerprint])
 
 
-def test_a_class_edit_of_a_stream_with_a_vocabulary_runs_in_a_thread():
-    async def run():
-        async with with_vocabulary(MemoryStore()) as worker:
-            await done(worker, observe(0, "a"))
-            live, seen = worker.streams.loaded["a"].live, []
-            apply = live.change
+async def test_a_reset_and_every_load_keep_the_vocabulary():
+    store, engine = MemoryStore(), StreamDCS(PROTOTYPES, vocabulary=NAMES)
+    prototype = FEATURES[7]
+    for cycle in range(3):
+        # Each load replays other records: snapshots come now and then.
+        async with with_vocabulary(store, snapshot_records=15) as worker:
+            for number in range(20):
+                await done(worker, observe(number, "a", key=f"{cycle} {number}"))
+                engine.observe(FEATURES[number])
+            if cycle == 0:
+                await done(worker, ask(Action.RESET, "reset", stream="a"))
+                engine.reset()
+            if cycle == 1:
+                added = pack_class(prototype.astype("<f4").tobytes(), "new")
+                await done(worker, ask(Action.ADD_CLASS, "edit", added, "a"))
+                engine.add_class("new", prototype.astype(np.float32))
+            assert engine_of(worker, "a") == engine.snapshot()
+            (status,) = await done(worker, ask(Action.STATUS, stream="a"))
+            assert status.facts["vocabulary"] == NAMES.fingerprint
 
-            def change(kind, *given, **more):
-                seen.append((kind.name, threading.current_thread() is threading.main_thread()))
-                return apply(kind, *given, **more)
 
-            live.change = change
-            edit = pack_class(FEATURES[7].astype("<f4").tobytes(), "new")
-            await done(worker, observe(1, "a"))
-            await done(worker, ask(Action.ADD_CLASS, "edit", edit, "a"))
-            assert seen == [("OBSERVE", True), ("ADD_CLASS", False)]
+async def test_a_stream_that_cannot_be_loaded_takes_a_state_with_its_vocabulary():
+    store = MemoryStore()
+    async with with_vocabulary(store) as worker:
+        await done(worker, *(observe(number, "a") for number in range(5)))
+        (exported,) = await done(worker, ask(Action.EXPORT, stream="a"))
+        await worker.drain(STOPPING)
+    store.content["a"].journal[0] = b"damaged"
+    store.content["a"].snapshot = None
+    async with with_vocabulary(store) as worker:
+        assert (await one(worker, observe(9, "a"))).status is ReplyStatus.CONFLICT
+        await done(worker, ask(Action.IMPORT, "import", exported.answer, "a"))
+        assert engine_of(worker, "a") == exported.answer
 
-    asyncio.run(run())
+
+async def test_a_class_edit_of_a_stream_with_a_vocabulary_runs_in_a_thread():
+    async with with_vocabulary(MemoryStore()) as worker:
+        await done(worker, observe(0, "a"))
+        live, seen = worker.streams.loaded["a"].live, []
+        apply = live.change
+
+        def change(kind, *given, **more):
+            seen.append((kind.name, threading.current_thread() is threading.main_thread()))
+            return apply(kind, *given, **more)
+
+        live.change = change
+        edit = pack_class(FEATURES[7].astype("<f4").tobytes(), "new")
+        await done(worker, observe(1, "a"))
+        await done(worker, ask(Action.ADD_CLASS, "edit", edit, "a"))
+        assert seen == [("OBSERVE", True), ("ADD_CLASS", False)]
 
 
-def test_a_state_is_imported_only_beside_its_own_vocabulary():
-    async def run():
-        async with served() as service:
-            for vocabulary in (NAMES, OTHER):
-                await upload(service, vocabulary)
-            await service.create(id="a", vocabulary=NAMES.fingerprint)
-            engines = {
-                vocabulary: StreamDCS(ROWS, [str(k) for k in range(len(ROWS))], vocabulary=vocabulary)
-                for vocabulary in (NAMES, OTHER, None)
-            }
-            for engine in engines.values():
-                engine.observe_many(FEATURES[:50])
-            for vocabulary, engine in engines.items():
-                answer = await service.client.put("/v1/streams/a/state", content=engine.snapshot())
-                if vocabulary is NAMES:
-                    assert answer.status_code == 200, answer.text
-                else:
-                    given = "none" if vocabulary is None else vocabulary.fingerprint
-                    expected = f"state ({given}) is not that of the stream ({NAMES.fingerprint})"
-                    assert expected in words_of(answer, 422)
-            exported = (await service.client.get("/v1/streams/a/state")).content
-            assert exported == engines[NAMES].snapshot()
-
-    asyncio.run(run())
+async def test_a_state_is_imported_only_beside_its_own_vocabulary():
+    async with served() as service:
+        for vocabulary in (NAMES, OTHER):
+            await upload(service, vocabulary)
+        await service.create(id="a", vocabulary=NAMES.fingerprint)
+        engines = {
+            vocabulary: StreamDCS(ROWS, [str(k) for k in range(len(ROWS))], vocabulary=vocabulary)
+            for vocabulary in (NAMES, OTHER, None)
+        }
+        for engine in engines.values():
+            engine.observe_many(FEATURES[:50])
+        for vocabulary, engine in engines.items():
+            answer = await service.client.put("/v1/streams/a/state", content=engine.snapshot())
+            if vocabulary is NAMES:
+                assert answer.status_code == 200, answer.text
+            else:
+                given = "none" if vocabulary is None else vocabulary.fingerprint
+                expected = f"state ({given}) is not that of the stream ({NAMES.fingerprint})"
+                assert expected in words_of(answer, 422)
+        exported = (await service.client.get("/v1/streams/a/state")).content
+        assert exported == engines[NAMES].snapshot()
 
 
 # The encoder.
@@ -428,33 +394,28 @@ class OwnVocabulary(FakeEncoding):
 
 
 @pytest.mark.usefixtures("virtual_time")
-def test_a_stream_waits_for_the_vocabulary_of_the_encoder_and_is_told_to_try_later():
-    async def run():
-        encoding, classes = OwnVocabulary(), [f"class {k}" for k in range(len(ROWS))]
-        async with served(encoding, request_seconds=20) as service:
-            body = {"id": "a", "classes": classes}
-            refused = await service.client.post("/v1/streams", json=body)
-            assert "still encoding its vocabulary" in words_of(refused, 503)
-            assert refused.json()["code"] == "timeout"
-            plain = await service.client.post(
-                "/v1/streams", json={"id": "none", "classes": classes, "vocabulary": None}
-            )
-            assert plain.json()["vocabulary"] is None
-            encoding.ready.set()
-            created = await service.client.post("/v1/streams", json=body)
-            assert (created.status_code, created.json()["vocabulary"]) == (201, NAMES.fingerprint)
-            assert encoding.asked == [classes, classes]
-            # A body that is wrong, or another method, encodes no names.
-            wrong = await service.client.post("/v1/streams", json={**body, "config": {"history": -1}})
-            assert wrong.status_code == 422
-            other = await service.client.post("/v1/streams", json={**body, "id": "b", "method": "protodcs"})
-            assert other.json()["vocabulary"] is None
-            assert encoding.asked == [classes, classes]
-            batch = {"streams": [{**body, "id": id_} for id_ in "cd"]}
-            results = (await service.client.post("/v1/streams:batch", json=batch)).json()["results"]
-            assert [result["status"] for result in results] == [201, 201]
-
-    asyncio.run(run())
+async def test_a_stream_waits_for_the_vocabulary_of_the_encoder_and_is_told_to_try_later():
+    encoding, classes = OwnVocabulary(), [f"class {k}" for k in range(len(ROWS))]
+    async with served(encoding, request_seconds=20) as service:
+        body = {"id": "a", "classes": classes}
+        refused = await service.client.post("/v1/streams", json=body)
+        assert "still encoding its vocabulary" in words_of(refused, 503)
+        assert refused.json()["code"] == "timeout"
+        plain = await service.client.post("/v1/streams", json={"id": "none", "classes": classes, "vocabulary": None})
+        assert plain.json()["vocabulary"] is None
+        encoding.ready.set()
+        created = await service.client.post("/v1/streams", json=body)
+        assert (created.status_code, created.json()["vocabulary"]) == (201, NAMES.fingerprint)
+        assert encoding.asked == [classes, classes]
+        # A body that is wrong, or another method, encodes no names.
+        wrong = await service.client.post("/v1/streams", json={**body, "config": {"history": -1}})
+        assert wrong.status_code == 422
+        other = await service.client.post("/v1/streams", json={**body, "id": "b", "method": "protodcs"})
+        assert other.json()["vocabulary"] is None
+        assert encoding.asked == [classes, classes]
+        batch = {"streams": [{**body, "id": id_} for id_ in "cd"]}
+        results = (await service.client.post("/v1/streams:batch", json=batch)).json()["results"]
+        assert [result["status"] for result in results] == [201, 201]
 
 
 @pytest.fixture
@@ -475,8 +436,8 @@ class HeldTexts(Texts):
         return super().__call__(sentences)
 
 
-def test_images_take_turns_with_the_names_of_the_vocabulary_which_are_encoded_once(own_cache, caplog):
-    async def run():
+async def test_images_take_turns_with_the_names_of_the_vocabulary_which_are_encoded_once(own_cache, caplog):
+    with caplog.at_level(logging.INFO):
         shared = SharedEncoder(encoder(texts := HeldTexts()))
         first = asyncio.create_task(shared.vocabulary(["cat"]))
         texts.turns.release()
@@ -497,9 +458,6 @@ def test_images_take_turns_with_the_names_of_the_vocabulary_which_are_encoded_on
         expected = encoder(Texts()).vocabulary()
         assert fingerprint == expected.fingerprint
         assert np.array_equal(unpack_vocabulary(packed, fingerprint).rows, expected.rows)
-
-    with caplog.at_level(logging.INFO):
-        asyncio.run(run())
     told = [record for record in caplog.records if record.message == "encoding the vocabulary"]
     assert len(told) == 4433 // 512
 
@@ -522,25 +480,23 @@ def test_a_service_that_stops_does_not_wait_for_the_vocabulary(own_cache):
         threading.Thread(target=go_on, daemon=True).start()
 
     try:
+        # Its end waits for the thread that encodes.
         asyncio.run(run())
         assert 0 < len(texts.seen) < 4433
     finally:
         ended.set()
 
 
-def test_an_encoder_that_fails_is_asked_again(own_cache):
-    async def run():
-        failing = encoder(texts := Texts())
-        encode, failing.text_tower = failing.text_tower, None
-        shared = SharedEncoder(failing)
-        with pytest.raises(AttributeError):
-            await shared.vocabulary(["cat"])
-        failing.text_tower = encode
-        fingerprint, _ = await shared.vocabulary(["cat"])
-        assert fingerprint == encoder(Texts()).vocabulary().fingerprint
-        assert len(texts.seen) == 4433
-
-    asyncio.run(run())
+async def test_an_encoder_that_fails_is_asked_again(own_cache):
+    failing = encoder(texts := Texts())
+    encode, failing.text_tower = failing.text_tower, None
+    shared = SharedEncoder(failing)
+    with pytest.raises(AttributeError):
+        await shared.vocabulary(["cat"])
+    failing.text_tower = encode
+    fingerprint, _ = await shared.vocabulary(["cat"])
+    assert fingerprint == encoder(Texts()).vocabulary().fingerprint
+    assert len(texts.seen) == 4433
 
 
 # Guards.
@@ -549,13 +505,13 @@ def test_an_encoder_that_fails_is_asked_again(own_cache):
 def test_a_guard_rolls_a_stream_back_to_a_state_with_its_vocabulary():
     guard = GuardSettings(window=32, action="roll back")
     spec = spec_of().model_copy(update={"vocabulary": NAMES.fingerprint, "guard": guard})
-    live = LiveStream(AcquiredStream(Fence(1), spec.pack(), None, 0, []), PROTOTYPES.with_vocabulary(NAMES), LIMITS)
+    live = LiveStream(acquired(spec.pack()), PROTOTYPES.with_vocabulary(NAMES), LIMITS)
     for number in range(300):
         # At last one image again and again.
         sample = FEATURES[min(number, 150)].astype("<f4").tobytes()
         live.change(Kind.OBSERVE, f"k{number}", sample, 0.0)
     assert next(event.action for event in live.events()) == "roll back"
     assert live.engine.vocabulary is NAMES
-    restored = AcquiredStream(Fence(2), spec.pack(), live.snapshot(), live.position, [])
+    restored = acquired(spec.pack(), live.checkpoint("s"), live.position, epoch=2)
     again = LiveStream(restored, PROTOTYPES.with_vocabulary(NAMES), LIMITS)
     assert again.engine.snapshot() == live.engine.snapshot()

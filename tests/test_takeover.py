@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 
@@ -53,126 +53,104 @@ REQUESTS = {"observe": observe, "keep": lambda number: ask(Action.SAVE_SNAPSHOT,
 
 
 @pytest.mark.parametrize("action", REQUESTS)
-def test_a_worker_takes_a_stream_from_a_live_holder_on_demand(action):
+async def test_a_worker_takes_a_stream_from_a_live_holder_on_demand(action):
     request = REQUESTS[action](5)
-
-    async def run():
-        store = MemoryStore()
-        first, second = two_workers(store)
-        async with first as first, second as second:
-            await done(first, *(observe(number) for number in range(5)))
-            assert (await one(second, request._replace(stand_in=True))).status is ReplyStatus.HELD
-            (reply,) = await done(second, take(request))
-            assert (reply.position, reply.epoch) == (5, 2)
-            # The first worker still has the stream in memory: its write is rejected, and it loads the stream again.
-            assert (await one(first, observe(6))).status is ReplyStatus.LATER
-            reply = await one(first, observe(6))
-            assert (reply.status, reply.message) == (ReplyStatus.HELD, "two")
-            assert store.misfits == []
-
-    asyncio.run(run())
+    store = MemoryStore()
+    first, second = two_workers(store)
+    async with first as first, second as second:
+        await done(first, *(observe(number) for number in range(5)))
+        assert (await one(second, request._replace(stand_in=True))).status is ReplyStatus.HELD
+        (reply,) = await done(second, take(request))
+        assert (reply.position, reply.epoch) == (5, 2)
+        # The first worker still has the stream in memory: its write is rejected, and it loads the stream again.
+        assert (await one(first, observe(6))).status is ReplyStatus.LATER
+        reply = await one(first, observe(6))
+        assert (reply.status, reply.message) == (ReplyStatus.HELD, "two")
+        assert store.misfits == []
 
 
-def test_nothing_is_lost_or_applied_twice_by_a_takeover():
-    async def run():
-        store = MemoryStore()
-        first, second = two_workers(store)
-        async with first as first, second as second:
-            store.gate = asyncio.Event()
-            await done(second, CHECK)
-            under_way = asyncio.create_task(handled(first, [observe(0)]))
-            await asyncio.sleep(0.1)
-            taken = asyncio.create_task(handled(second, [take(observe(0))]))
-            await asyncio.sleep(0.1)
-            store.gate.set()
-            (refused,), (applied,) = await under_way, await taken
-            assert (refused.status, applied.status) == (ReplyStatus.LATER, ReplyStatus.DONE)
-            assert engine_of(second) == learned(1)
-
-    asyncio.run(run())
+async def test_nothing_is_lost_or_applied_twice_by_a_takeover():
+    store = MemoryStore()
+    first, second = two_workers(store)
+    async with first as first, second as second:
+        store.gate = asyncio.Event()
+        await done(second, CHECK)
+        under_way = asyncio.create_task(handled(first, [observe(0)]))
+        await asyncio.sleep(0.1)
+        taken = asyncio.create_task(handled(second, [take(observe(0))]))
+        await asyncio.sleep(0.1)
+        store.gate.set()
+        (refused,), (applied,) = await under_way, await taken
+        assert (refused.status, applied.status) == (ReplyStatus.LATER, ReplyStatus.DONE)
+        assert engine_of(second) == learned(1)
 
 
-def test_a_worker_unloads_a_stream_that_was_taken_when_it_next_renews_its_lease():
-    async def run():
-        store = MemoryStore()
-        first, second = two_workers(store)
-        async with first as first, second as second:
-            await done(first, observe(0))
-            await done(second, take(observe(1)))
-            # It cannot know yet.
-            assert (await one(first, PEEK)).status is ReplyStatus.DONE
-            await asyncio.sleep(LEASE / 3 + 0.1)
-            assert (await one(first, PEEK)).status is ReplyStatus.HELD
-
-    asyncio.run(run())
+async def test_a_worker_unloads_a_stream_that_was_taken_when_it_next_renews_its_lease():
+    store = MemoryStore()
+    first, second = two_workers(store)
+    async with first as first, second as second:
+        await done(first, observe(0))
+        await done(second, take(observe(1)))
+        # It cannot know yet.
+        assert (await one(first, PEEK)).status is ReplyStatus.DONE
+        await asyncio.sleep(LEASE / 3 + 0.1)
+        assert (await one(first, PEEK)).status is ReplyStatus.HELD
 
 
-def test_a_worker_that_got_its_stream_back_keeps_it():
-    async def run():
-        store = MemoryStore()
-        first, second = two_workers(store)
-        async with first as first, second as second:
-            await done(first, observe(0))
-            await done(second, take(observe(1)))
-            await second.drain(Reply(ReplyStatus.CLOSED, "over"))
-            await asyncio.sleep(LEASE)
-            await done(first, observe(2))
-            loaded = first.streams.loads
-            await asyncio.sleep(LEASE)
-            await done(first, observe(3))
-            assert first.streams.loads == loaded
-            assert engine_of(first) == learned(4)
-
-    asyncio.run(run())
+async def test_a_worker_that_got_its_stream_back_keeps_it():
+    store = MemoryStore()
+    first, second = two_workers(store)
+    async with first as first, second as second:
+        await done(first, observe(0))
+        await done(second, take(observe(1)))
+        await second.drain(Reply(ReplyStatus.CLOSED, "over"))
+        await asyncio.sleep(LEASE)
+        await done(first, observe(2))
+        loaded = first.streams.loads
+        await asyncio.sleep(LEASE)
+        await done(first, observe(3))
+        assert first.streams.loads == loaded
+        assert engine_of(first) == learned(4)
 
 
 # Health checks.
 
 
-def test_a_worker_passes_a_health_check_only_while_it_reaches_the_store():
-    async def run():
-        store = MemoryStore()
-        async with started(store) as worker:
-            await done(worker, CHECK)
-            store.down = True
-            assert (await one(worker, CHECK)).status is ReplyStatus.LATER
-            store.down = False
-            await done(worker, CHECK)
-
-    asyncio.run(run())
+async def test_a_worker_passes_a_health_check_only_while_it_reaches_the_store():
+    store = MemoryStore()
+    async with started(store) as worker:
+        await done(worker, CHECK)
+        store.down = True
+        assert (await one(worker, CHECK)).status is ReplyStatus.LATER
+        store.down = False
+        await done(worker, CHECK)
 
 
-def test_a_worker_whose_lease_another_process_has_fails_its_health_check():
-    async def run():
-        store = MemoryStore()
-        async with started(store) as worker, started(store, streams=()):
-            assert (await one(worker, CHECK)).status is ReplyStatus.LATER
-
-    asyncio.run(run())
+async def test_a_worker_whose_lease_another_process_has_fails_its_health_check():
+    store = MemoryStore()
+    async with started(store) as worker, started(store, streams=()):
+        assert (await one(worker, CHECK)).status is ReplyStatus.LATER
 
 
 # Members.
 
 
-def test_a_worker_that_is_not_a_member_says_where_its_streams_are_and_serves_nothing():
-    async def run():
-        store = MemoryStore()
-        async with started(store, "one", streams=()) as first, started(store, "two", streams=()) as second:
-            for worker in (first, second):
-                worker.place(placement_of(["one", "two"]))
-            streams = [f"s{number}" for number in range(30)]
-            mine = [stream for stream in streams if placement_of(["one", "two"]).first(stream) == "one"]
-            await done(first, *(create(stream) for stream in mine))
-            await done(first, *(observe(0, stream) for stream in mine))
-            for worker in (first, second):
-                worker.place(placement_of(["two"]))
-            await asyncio.sleep(1)
-            for request in (observe(1, mine[0]), observe(1, mine[0], stand_in=True), CHECK):
-                assert await one(first, request) == Reply(ReplyStatus.MOVED, "two")
-            assert first.facts()["loaded"] == 0
-            await done(second, *(observe(1, stream) for stream in mine))
-
-    asyncio.run(run())
+async def test_a_worker_that_is_not_a_member_says_where_its_streams_are_and_serves_nothing():
+    store = MemoryStore()
+    async with started(store, "one", streams=()) as first, started(store, "two", streams=()) as second:
+        for worker in (first, second):
+            worker.place(placement_of(["one", "two"]))
+        streams = [f"s{number}" for number in range(30)]
+        mine = [stream for stream in streams if placement_of(["one", "two"]).first(stream) == "one"]
+        await done(first, *(create(stream) for stream in mine))
+        await done(first, *(observe(0, stream) for stream in mine))
+        for worker in (first, second):
+            worker.place(placement_of(["two"]))
+        await asyncio.sleep(1)
+        for request in (observe(1, mine[0]), observe(1, mine[0], stand_in=True), CHECK):
+            assert await one(first, request) == Reply(ReplyStatus.MOVED, "two")
+        assert first.facts()["loaded"] == 0
+        await done(second, *(observe(1, stream) for stream in mine))
 
 
 # Several ingresses.
@@ -254,16 +232,15 @@ async def send(router, stream, numbers, pause, waits):
         await asyncio.sleep(pause)
 
 
-def in_a_network(scenario):
-    async def run():
-        async with AsyncExitStack() as stack:
-            network = Network()
-            await network.start(stack)
-            await done(network.workers["one"], *(create(f"s{number}") for number in range(20)))
-            await scenario(network)
-            assert network.store.misfits == []
-
-    asyncio.run(run())
+@asynccontextmanager
+async def made_network():
+    """A network with 20 streams."""
+    async with AsyncExitStack() as stack:
+        network = Network()
+        await network.start(stack)
+        await done(network.workers["one"], *(create(f"s{number}") for number in range(20)))
+        yield network
+        assert network.store.misfits == []
 
 
 def stream_of(worker):
@@ -271,8 +248,8 @@ def stream_of(worker):
     return next(f"s{number}" for number in range(20) if placement_of(WORKERS).first(f"s{number}") == worker)
 
 
-def test_an_ingress_that_cannot_reach_the_holder_is_served_by_another_worker():
-    async def scenario(network):
+async def test_an_ingress_that_cannot_reach_the_holder_is_served_by_another_worker():
+    async with made_network() as network:
         router, stream, waits = network.router("ingress"), stream_of("one"), []
         await send(router, stream, range(3), 1.0, [])
         network.cut = {("ingress", "one")}
@@ -286,12 +263,10 @@ def test_an_ingress_that_cannot_reach_the_holder_is_served_by_another_worker():
         status = await router.ask(ask(Action.STATUS, stream=stream))
         assert (status.facts["worker"], status.facts["position"]) == ("one", 200)
 
-    in_a_network(scenario)
-
 
 @pytest.mark.parametrize("store_timeout", [0.0, 5.0], ids=["refused", "silent"])
-def test_a_worker_that_is_cut_off_from_the_store_stalls_each_stream_once(store_timeout):
-    async def scenario(network):
+async def test_a_worker_that_is_cut_off_from_the_store_stalls_each_stream_once(store_timeout):
+    async with made_network() as network:
         router, streams = network.router("ingress"), [f"s{number}" for number in range(20)]
         waits = {stream: [] for stream in streams}
         network.connections["one"].timeout = store_timeout
@@ -305,11 +280,9 @@ def test_a_worker_that_is_cut_off_from_the_store_stalls_each_stream_once(store_t
         longest = SETTINGS["attempt_seconds"] + LEASE + 1.0
         assert max(max(stalls) for stalls in waits.values()) < longest
 
-    in_a_network(scenario)
 
-
-def test_an_ingress_that_reaches_all_workers_follows_a_takeover():
-    async def scenario(network):
+async def test_an_ingress_that_reaches_all_workers_follows_a_takeover():
+    async with made_network() as network:
         first, second = network.router("first"), network.router("second")
         stream, waits = stream_of("one"), []
         network.cut = {("first", "one")}
@@ -317,13 +290,10 @@ def test_an_ingress_that_reaches_all_workers_follows_a_takeover():
         assert max(waits) < 1.0
         assert network.takeovers() == 1
 
-    in_a_network(scenario)
 
-
-def test_two_ingresses_that_reach_different_workers_take_a_stream_from_each_other_rarely():
+async def test_two_ingresses_that_reach_different_workers_take_a_stream_from_each_other_rarely():
     """No worker of the two can serve both; each takes the stream at most once in ten leases."""
-
-    async def scenario(network):
+    async with made_network() as network:
         first, second = network.router("first"), network.router("second")
         stream = stream_of("one")
         stand_in, third = placement_of(WORKERS).order(stream)[1:]
@@ -333,15 +303,12 @@ def test_two_ingresses_that_reach_different_workers_take_a_stream_from_each_othe
         seconds = time.monotonic() - start
         assert 1 <= network.takeovers() <= seconds / (10 * LEASE) + 1
 
-    in_a_network(scenario)
-
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_request_is_applied_once_whatever_the_ingresses_cannot_reach(seed):
+async def test_every_request_is_applied_once_whatever_the_ingresses_cannot_reach(seed):
     print("seed", seed)
     chance = random.Random(seed)
-
-    async def scenario(network):
+    async with made_network() as network:
         names = ["first", "second"]
 
         async def change_network():
@@ -359,5 +326,3 @@ def test_every_request_is_applied_once_whatever_the_ingresses_cannot_reach(seed)
         for stream in streams:
             status = await routers[0].ask(ask(Action.STATUS, stream=stream))
             assert (status.facts["position"], status.facts["replayed_differently"]) == (60, 0)
-
-    in_a_network(scenario)

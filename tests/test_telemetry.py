@@ -71,13 +71,10 @@ def page_of(worker):
 # The page.
 
 
-def test_the_page_is_valid_in_both_formats_and_every_family_is_there_once():
-    async def run():
-        async with started() as worker:
-            await done(worker, *(observe(number) for number in range(20)))
-            return page_of(worker).registry
-
-    registry = asyncio.run(run())
+async def test_the_page_is_valid_in_both_formats_and_every_family_is_there_once():
+    async with started() as worker:
+        await done(worker, *(observe(number) for number in range(20)))
+        registry = page_of(worker).registry
     text = generate_latest(registry).decode()
     found = list(parse_text(text))
     assert list(parse_openmetrics(generate_openmetrics(registry).decode()))
@@ -89,20 +86,16 @@ def test_the_page_is_valid_in_both_formats_and_every_family_is_there_once():
     promtool("check", "metrics", text=text)
 
 
-def test_no_label_holds_what_callers_make_up():
+async def test_no_label_holds_what_callers_make_up():
     secret = 'camera-of-"mr\\smith"'
-
-    async def run():
-        async with started(streams=(secret,)) as worker:
-            await done(worker, observe(0, secret))
-            return generate_latest(page_of(worker).registry).decode()
-
-    page = asyncio.run(run())
+    async with started(streams=(secret,)) as worker:
+        await done(worker, observe(0, secret))
+        page = generate_latest(page_of(worker).registry).decode()
     assert "protodcs_worker_loaded_streams" in page
     assert "smith" not in page
 
 
-def test_whoever_asks_for_readiness_costs_one_look_a_second(monkeypatch):
+async def test_whoever_asks_for_readiness_costs_one_look_a_second(monkeypatch):
     now, looks = 1000.0, 0
     monkeypatch.setattr(readiness.time, "monotonic", lambda: now)
 
@@ -115,21 +108,17 @@ def test_whoever_asks_for_readiness_costs_one_look_a_second(monkeypatch):
                 raise WorkerLostError("the worker is not there")
             return [{"draining": False, "store_silence_seconds": 0.0, "store_problem": ""}]
 
-    async def run():
-        nonlocal now
-        shared = Readiness(Control(), None, lease=5.0)
-        impatient = asyncio.create_task(shared.failing())
-        await asyncio.sleep(0)
-        impatient.cancel()
-        assert await asyncio.gather(*(shared.failing() for _ in range(100))) == [{}] * 100
-        now += 0.9
-        assert (await shared.failing(), looks) == ({}, 1)
-        now += 0.2
-        assert (await shared.failing(), looks) == ({"workers": "the worker does not answer: WorkerLostError"}, 2)
-        now += 1.1
-        assert (await shared.failing(), looks) == ({}, 3)
-
-    asyncio.run(run())
+    shared = Readiness(Control(), None, lease=5.0)
+    impatient = asyncio.create_task(shared.failing())
+    await asyncio.sleep(0)
+    impatient.cancel()
+    assert await asyncio.gather(*(shared.failing() for _ in range(100))) == [{}] * 100
+    now += 0.9
+    assert (await shared.failing(), looks) == ({}, 1)
+    now += 0.2
+    assert (await shared.failing(), looks) == ({"workers": "the worker does not answer: WorkerLostError"}, 2)
+    now += 1.1
+    assert (await shared.failing(), looks) == ({}, 3)
 
 
 def test_the_page_says_which_part_fails():
@@ -155,14 +144,11 @@ def test_a_page_whose_port_is_taken_is_an_error():
 # What a worker counts.
 
 
-def test_a_worker_counts_what_its_engines_decided():
-    async def run():
-        async with started(streams=("s", "t")) as worker:
-            replies = await done(worker, *(observe(number) for number in range(60)))
-            await done(worker, ask(Action.PEEK, payload=feature(0)), observe(3))
-            return [unpack_decision(reply.answer) for reply in replies], worker.metrics()
-
-    decisions, report = asyncio.run(run())
+async def test_a_worker_counts_what_its_engines_decided():
+    async with started(streams=("s", "t")) as worker:
+        replies = await done(worker, *(observe(number) for number in range(60)))
+        await done(worker, ask(Action.PEEK, payload=feature(0)), observe(3))
+        decisions, report = [unpack_decision(reply.answer) for reply in replies], worker.metrics()
     known = sum(decision.known for decision in decisions)
     assert 0 < known < 60
     assert value(report, "protodcs_decisions_total", verdict="known") == known
@@ -183,27 +169,24 @@ def test_a_worker_counts_what_its_engines_decided():
     assert value(report, "protodcs_worker_loaded_streams") == 1
 
 
-def test_waking_sleeping_fenced_writes_and_a_store_that_is_down_are_counted():
-    async def run():
-        store = MemoryStore()
-        async with started(store, lease_seconds=0.3, store_connect_timeout=0.05, attempt_seconds=0.1) as worker:
-            await done(worker, observe(0))
-            store.down = True
-            await asyncio.sleep(0.25)
-            (refused,) = await handled(worker, [observe(1)])
-            assert refused.status is ReplyStatus.LATER
-            down = worker.metrics()
-            store.down = False
-            await asyncio.sleep(0.15)
-            await done(worker, observe(1))
-            store.content["s"].fence = Fence(9, "of another worker")
-            assert (await handled(worker, [observe(2)]))[0].status is ReplyStatus.LATER
-            await done(worker, observe(2))
-            after = worker.metrics()
-            await worker.drain(Reply(ReplyStatus.CLOSED, "over"))
-            return down, after, worker.metrics(), worker.facts()
-
-    down, after, ended, facts = asyncio.run(run())
+async def test_waking_sleeping_fenced_writes_and_a_store_that_is_down_are_counted():
+    store = MemoryStore()
+    async with started(store, lease_seconds=0.3, store_connect_timeout=0.05, attempt_seconds=0.1) as worker:
+        await done(worker, observe(0))
+        store.down = True
+        await asyncio.sleep(0.25)
+        (refused,) = await handled(worker, [observe(1)])
+        assert refused.status is ReplyStatus.LATER
+        down = worker.metrics()
+        store.down = False
+        await asyncio.sleep(0.15)
+        await done(worker, observe(1))
+        store.content["s"].fence = Fence(9, "of another worker")
+        assert (await handled(worker, [observe(2)]))[0].status is ReplyStatus.LATER
+        await done(worker, observe(2))
+        after = worker.metrics()
+        await worker.drain(Reply(ReplyStatus.CLOSED, "over"))
+        ended, facts = worker.metrics(), worker.facts()
     assert value(down, "protodcs_worker_store_errors_total") >= 2
     assert value(down, "protodcs_store_silence_seconds") > 0.2 > value(after, "protodcs_store_silence_seconds")
     assert value(down, "protodcs_worker_fenced_writes_total") == 0
@@ -214,22 +197,19 @@ def test_waking_sleeping_fenced_writes_and_a_store_that_is_down_are_counted():
     assert facts["draining"]
 
 
-def test_a_commit_that_hangs_shows_as_lag_and_its_followers_as_queue():
-    async def run():
-        store = MemoryStore()
-        async with started(store, streams=("s", "t")) as worker:
-            await done(worker, observe(0), observe(0, "t"))
-            store.gate = asyncio.Event()
-            first = asyncio.create_task(handled(worker, [observe(1)]))
-            await asyncio.sleep(0.05)
-            second = asyncio.create_task(handled(worker, [observe(1, "t")]))
-            await asyncio.sleep(0.05)
-            held = worker.metrics()
-            store.gate.set()
-            await asyncio.gather(first, second)
-            return held, worker.metrics()
-
-    held, after = asyncio.run(run())
+async def test_a_commit_that_hangs_shows_as_lag_and_its_followers_as_queue():
+    store = MemoryStore()
+    async with started(store, streams=("s", "t")) as worker:
+        await done(worker, observe(0), observe(0, "t"))
+        store.gate = asyncio.Event()
+        first = asyncio.create_task(handled(worker, [observe(1)]))
+        await asyncio.sleep(0.05)
+        second = asyncio.create_task(handled(worker, [observe(1, "t")]))
+        await asyncio.sleep(0.05)
+        held = worker.metrics()
+        store.gate.set()
+        await asyncio.gather(first, second)
+        after = worker.metrics()
     assert value(held, "protodcs_store_lag_seconds") >= 0.09
     assert value(held, "protodcs_worker_queued_writes") == 1
     assert value(after, "protodcs_store_lag_seconds") == value(after, "protodcs_worker_queued_writes") == 0
@@ -322,19 +302,16 @@ def test_a_damaged_engine_does_not_hide_the_numbers_of_the_others():
 # Requests.
 
 
-def test_requests_are_counted_by_route_and_status_and_timed_by_stage():
-    async def run():
-        async with served(FakeEncoding()) as service:
-            for number in range(3):
-                await service.observe(feature(number))
-            await service.post("s/observe", b"0 7", PNG)
-            await service.post("s/observe", b"broken", PNG)
-            await service.post("nobody/observe", feature(0), BYTES)
-            await service.client.get("/v1/streams/s")
-            await service.client.get("/nowhere/at/all")
-            return list(service.queues.metrics.registry.collect())
-
-    report = asyncio.run(run())
+async def test_requests_are_counted_by_route_and_status_and_timed_by_stage():
+    async with served(FakeEncoding()) as service:
+        for number in range(3):
+            await service.observe(feature(number))
+        await service.post("s/observe", b"0 7", PNG)
+        await service.post("s/observe", b"broken", PNG)
+        await service.post("nobody/observe", feature(0), BYTES)
+        await service.client.get("/v1/streams/s")
+        await service.client.get("/nowhere/at/all")
+        report = list(service.queues.metrics.registry.collect())
     route = "/v1/streams/{stream}/observe"
     counted = {
         (labels["method"], labels["route"], labels["code"]): count
@@ -350,8 +327,8 @@ def test_requests_are_counted_by_route_and_status_and_timed_by_stage():
     assert value(report, "protodcs_ingress_waiting_requests") == 0
 
 
-def test_a_caller_that_goes_away_is_no_failure_of_the_service(caplog):
-    async def run():
+async def test_a_caller_that_goes_away_is_no_failure_of_the_service(caplog):
+    with caplog.at_level(logging.DEBUG, "protodcs.serve.api.request_log"):
         async with served() as service:
             service.store.down = True
             asking = asyncio.create_task(service.observe(feature(0)))
@@ -359,10 +336,7 @@ def test_a_caller_that_goes_away_is_no_failure_of_the_service(caplog):
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
-            return list(service.queues.metrics.registry.collect())
-
-    with caplog.at_level(logging.DEBUG, "protodcs.serve.api.request_log"):
-        report = asyncio.run(run())
+            report = list(service.queues.metrics.registry.collect())
     labels = {"route": "/v1/streams/{stream}/observe", "method": "POST", "code": "499"}
     assert value(report, "http_request_duration_seconds_count", **labels) == 1
     assert [record.levelname for record in caplog.records if record.name == "protodcs.serve.api.request_log"][
@@ -370,19 +344,16 @@ def test_a_caller_that_goes_away_is_no_failure_of_the_service(caplog):
     ] == "WARNING"
 
 
-def test_retries_late_and_refused_requests_are_counted_by_their_reason():
-    async def run():
-        async with served(request_seconds=0.3, store_connect_timeout=0.02, max_queued_requests=2) as service:
-            await service.observe(feature(0))
-            many = await service.client.post(
-                "/v1/streams/s/observe?count=3", content=b"".join(feature(n) for n in range(3)), headers=BYTES
-            )
-            assert many.status_code == 429
-            service.store.down = True
-            assert (await service.observe(feature(1))).status_code == 503
-            return list(service.queues.metrics.registry.collect())
-
-    report = asyncio.run(run())
+async def test_retries_late_and_refused_requests_are_counted_by_their_reason():
+    async with served(request_seconds=0.3, store_connect_timeout=0.02, max_queued_requests=2) as service:
+        await service.observe(feature(0))
+        many = await service.client.post(
+            "/v1/streams/s/observe?count=3", content=b"".join(feature(n) for n in range(3)), headers=BYTES
+        )
+        assert many.status_code == 429
+        service.store.down = True
+        assert (await service.observe(feature(1))).status_code == 503
+        report = list(service.queues.metrics.registry.collect())
     assert value(report, "protodcs_ingress_given_up_total", reason="overloaded") == 1
     assert value(report, "protodcs_ingress_given_up_total", reason="late") == 1
     assert value(report, "protodcs_ingress_retries_total", reason="later") >= 1
@@ -392,40 +363,37 @@ def test_retries_late_and_refused_requests_are_counted_by_their_reason():
 # Alive, and ready.
 
 
-def test_ready_names_the_part_that_fails_while_the_process_is_alive(monkeypatch):
+async def test_ready_names_the_part_that_fails_while_the_process_is_alive(monkeypatch):
     monkeypatch.setattr(readiness, "_FRESH", -1.0)
 
-    async def run():
-        class Deaf(FakeEncoding):
-            async def facts(self):
-                if self.broken:
-                    raise RuntimeError("secret")
-                return await super().facts()
+    class Deaf(FakeEncoding):
+        async def facts(self):
+            if self.broken:
+                raise RuntimeError("secret")
+            return await super().facts()
 
-        encoding = Deaf()
-        encoding.broken = False
-        async with served(encoding, lease_seconds=0.3) as service:
-            said = []
+    encoding = Deaf()
+    encoding.broken = False
+    async with served(encoding, lease_seconds=0.3) as service:
+        said = []
 
-            async def look():
-                answer = await service.client.get("/v1/ready")
-                said.append((answer.status_code, answer.json().get("detail", "")))
-                assert (await service.client.get("/v1/health")).status_code == 200
+        async def look():
+            answer = await service.client.get("/v1/ready")
+            said.append((answer.status_code, answer.json().get("detail", "")))
+            assert (await service.client.get("/v1/health")).status_code == 200
 
-            await look()
-            encoding.broken = True
-            await look()
-            service.store.down = True
-            await asyncio.sleep(0.5)
-            await look()
-            service.store.down = encoding.broken = False
-            await asyncio.sleep(0.3)
-            await look()
-            await service.worker.drain(Reply(ReplyStatus.CLOSED, "over"))
-            await look()
-            return said
-
-    well, deaf, down, again, stopped = asyncio.run(run())
+        await look()
+        encoding.broken = True
+        await look()
+        service.store.down = True
+        await asyncio.sleep(0.5)
+        await look()
+        service.store.down = encoding.broken = False
+        await asyncio.sleep(0.3)
+        await look()
+        await service.worker.drain(Reply(ReplyStatus.CLOSED, "over"))
+        await look()
+        well, deaf, down, again, stopped = said
     assert well == again == (200, "")
     assert deaf == (503, "encoder: the encoder does not answer: RuntimeError")
     assert down[0] == 503
@@ -470,9 +438,9 @@ async def visited(stream="camera-7"):
         await service.post(f"{stream}/observe", feature(1), headers)
 
 
-def test_a_log_is_one_json_object_on_each_line_with_the_request_and_without_content(log):
+async def test_a_log_is_one_json_object_on_each_line_with_the_request_and_without_content(log):
     text = log("json")
-    asyncio.run(visited())
+    await visited()
     lines = [json.loads(line) for line in text.getvalue().splitlines()]
     assert all({"time", "level", "process", "event"} <= set(line) for line in lines)
     requests = [line for line in lines if line["event"] == "request"]
@@ -486,9 +454,9 @@ def test_a_log_is_one_json_object_on_each_line_with_the_request_and_without_cont
     assert "secret" not in text.getvalue()
 
 
-def test_a_log_of_level_debug_has_every_observe_text_is_for_people_and_off_is_silent(log):
+async def test_a_log_of_level_debug_has_every_observe_text_is_for_people_and_off_is_silent(log):
     text = log("text", "debug")
-    asyncio.run(visited())
+    await visited()
     line = next(line for line in text.getvalue().splitlines() if "code=200" in line and "observe" in line)
     assert " debug ingress-1 request " in line
     assert "request_id=caller-17" in line
@@ -496,7 +464,7 @@ def test_a_log_of_level_debug_has_every_observe_text_is_for_people_and_off_is_si
         json.loads(line)
     before = text.getvalue()
     log("off")
-    asyncio.run(visited())
+    await visited()
     assert text.getvalue() == before
 
 
@@ -515,15 +483,11 @@ def spans(monkeypatch):
     provider.shutdown()
 
 
-def test_one_trace_goes_from_the_caller_through_encoder_and_worker_to_the_commit(spans):
+async def test_one_trace_goes_from_the_caller_through_encoder_and_worker_to_the_commit(spans):
     caller = f"00-{0xABC:032x}-{0xDEF:016x}-01"
-
-    async def run():
-        async with served(FakeEncoding()) as service:
-            answer = await service.post("s/observe", b"0 3", {**PNG, "traceparent": caller})
-            assert answer.status_code == 200
-
-    asyncio.run(run())
+    async with served(FakeEncoding()) as service:
+        answer = await service.post("s/observe", b"0 3", {**PNG, "traceparent": caller})
+        assert answer.status_code == 200
     found = [span for span in spans() if span.context.trace_id == 0xABC]
     ours = {span.name: span for span in found}
     route = "POST /v1/streams/{stream}/observe"
@@ -534,45 +498,38 @@ def test_one_trace_goes_from_the_caller_through_encoder_and_worker_to_the_commit
         assert ours[name].parent.span_id == ours[parent].context.span_id, name
 
 
-def test_a_batch_of_several_requests_is_one_span_with_links_to_all_of_them(spans):
-    async def run():
-        async with started() as worker:
-            marks = [f"00-{number:032x}-{number:016x}-01" for number in (1, 2, 3)]
-            await done(worker, *(observe(number, trace=mark) for number, mark in enumerate(marks)))
-
-    asyncio.run(run())
+async def test_a_batch_of_several_requests_is_one_span_with_links_to_all_of_them(spans):
+    async with started() as worker:
+        marks = [f"00-{number:032x}-{number:016x}-01" for number in (1, 2, 3)]
+        await done(worker, *(observe(number, trace=mark) for number, mark in enumerate(marks)))
     (batch,) = (span for span in spans() if span.name == "step")
     assert batch.parent.span_id == 1
     assert [link.context.span_id for link in batch.links] == [2, 3]
     assert batch.attributes["requests"] == 3
 
 
-def logged_by(log, caller):
+async def logged_by(log, caller):
     """The lines of requests that belong to a trace of the caller."""
     text = log("json")
-
-    async def run():
-        async with served() as service:
-            await service.client.get("/v1/streams/none", headers={"traceparent": caller})
-            await service.client.get("/v1/streams/none")
-
-    asyncio.run(run())
+    async with served() as service:
+        await service.client.get("/v1/streams/none", headers={"traceparent": caller})
+        await service.client.get("/v1/streams/none")
     found = [json.loads(line) for line in text.getvalue().splitlines()]
     return [line for line in found if line["event"] == "request"][-2:]
 
 
-def test_lines_of_the_log_have_the_ids_of_their_trace_and_span(spans, log):
-    of_caller, own = logged_by(log, f"00-{17:032x}-{5:016x}-01")
+async def test_lines_of_the_log_have_the_ids_of_their_trace_and_span(spans, log):
+    of_caller, own = await logged_by(log, f"00-{17:032x}-{5:016x}-01")
     assert of_caller["trace_id"] == f"{17:032x}"
     recorded = {f"{span.context.span_id:016x}": f"{span.context.trace_id:032x}" for span in spans()}
     assert [recorded[line["span_id"]] for line in (of_caller, own)] == [of_caller["trace_id"], own["trace_id"]]
 
 
-def test_without_a_tracer_lines_have_the_trace_of_their_caller(log):
-    of_caller, without = logged_by(log, f"00-{17:032x}-{5:016x}-01")
+async def test_without_a_tracer_lines_have_the_trace_of_their_caller(log):
+    of_caller, without = await logged_by(log, f"00-{17:032x}-{5:016x}-01")
     assert of_caller["trace_id"] == f"{17:032x}"
     assert "trace_id" not in without
-    forged, _ = logged_by(log, "00-nonsense\x1b-1-01")
+    forged, _ = await logged_by(log, "00-nonsense\x1b-1-01")
     assert "trace_id" not in forged
 
 
@@ -604,16 +561,13 @@ def called():
 # Dashboard and alerts.
 
 
-def exported():
+async def exported():
     """Every name that a service may show, those of its samples too."""
-
-    async def run():
-        async with started() as worker:
-            await done(worker, *(observe(number) for number in range(3)))
-            return list(page_of(worker).registry.collect())
-
+    async with started() as worker:
+        await done(worker, *(observe(number) for number in range(3)))
+        families = list(page_of(worker).registry.collect())
     names = set()
-    for family in asyncio.run(run()):
+    for family in families:
         if family.type == "histogram":
             names |= {f"{family.name}_{part}" for part in ("bucket", "sum", "count")}
         else:
@@ -625,8 +579,8 @@ def expressions():
     return [(panel["title"], target["expr"]) for panel in BOARD["panels"] for target in panel.get("targets", [])]
 
 
-def test_dashboard_and_alerts_name_only_what_the_service_exports_and_the_page_describes_all():
-    names = exported()
+async def test_dashboard_and_alerts_name_only_what_the_service_exports_and_the_page_describes_all():
+    names = await exported()
     used = {name for _, expression in expressions() for name in METRIC.findall(expression)}
     alerting = {name for rule in RULES for name in METRIC.findall(rule["expr"])}
     assert used <= names, used - names
@@ -678,7 +632,7 @@ def test_prometheus_takes_the_configuration_and_every_alert_fires_when_it_should
 
 
 @pytest.mark.long
-def test_counting_costs_less_than_three_percent_of_an_observe_through_a_worker():
+async def test_counting_costs_less_than_three_percent_of_an_observe_through_a_worker():
     class Nothing:
         """A worker's metrics that count nothing."""
 
@@ -687,18 +641,15 @@ def test_counting_costs_less_than_three_percent_of_an_observe_through_a_worker()
         def __getattr__(self, name):
             return lambda *_: None
 
-    async def run():
-        async with started() as counted, started() as plain:
-            plain.counted = plain._commits._metrics = Nothing()
-            times = {id(counted): [], id(plain): []}
-            for turn in range(300):
-                for worker in (counted, plain) if turn % 2 else (plain, counted):
-                    before = time.thread_time()
-                    for number in range(100):
-                        await handled(worker, [observe(number, key=f"{turn}/{number}")])
-                    times[id(worker)].append(time.thread_time() - before)
-            return np.array(times[id(counted)]) / np.array(times[id(plain)])
-
-    ratios = asyncio.run(run())
+    async with started() as counted, started() as plain:
+        plain.counted = plain._commits._metrics = Nothing()
+        times = {id(counted): [], id(plain): []}
+        for turn in range(300):
+            for worker in (counted, plain) if turn % 2 else (plain, counted):
+                before = time.thread_time()
+                for number in range(100):
+                    await handled(worker, [observe(number, key=f"{turn}/{number}")])
+                times[id(worker)].append(time.thread_time() - before)
+        ratios = np.array(times[id(counted)]) / np.array(times[id(plain)])
     print(f"with counting an observe takes {np.median(ratios):.4f} of the time ({np.quantile(ratios, (0.25, 0.75))})")
     assert np.median(ratios) < 1.03

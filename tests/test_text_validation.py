@@ -1,6 +1,5 @@
 """Strings that UTF-8 cannot encode: the service refuses each of them with 422, wherever it comes from."""
 
-import asyncio
 import json
 
 import pytest
@@ -44,16 +43,13 @@ def encodable(response):
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-def test_a_lone_surrogate_in_a_body_is_422_and_holds_no_slot(path, body):
-    async def run():
-        async with served(FakeEncoding()) as service:
-            raw = json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
-            for content in (json.dumps(body).encode(), raw):
-                encodable(await service.client.post(path, content=content, headers=AS_JSON))
-            assert (service.queues.waiting, service.queues._queues) == (0, {})
-            assert await service.streams() == ["s"]
-
-    asyncio.run(run())
+async def test_a_lone_surrogate_in_a_body_is_422_and_holds_no_slot(path, body):
+    async with served(FakeEncoding()) as service:
+        raw = json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        for content in (json.dumps(body).encode(), raw):
+            encodable(await service.client.post(path, content=content, headers=AS_JSON))
+        assert (service.queues.waiting, service.queues._queues) == (0, {})
+        assert await service.streams() == ["s"]
 
 
 def body_models():
@@ -89,34 +85,25 @@ PATHS = [
 
 
 @pytest.mark.parametrize(("method", "path"), PATHS)
-def test_a_path_or_query_that_is_not_utf_8_is_422(method, path):
-    async def run():
-        async with served() as service:
-            assert "UTF-8" in encodable(await service.client.request(method, path, headers=BYTES))
-            assert await service.streams() == ["s"]
-
-    asyncio.run(run())
+async def test_a_path_or_query_that_is_not_utf_8_is_422(method, path):
+    async with served() as service:
+        assert "UTF-8" in encodable(await service.client.request(method, path, headers=BYTES))
+        assert await service.streams() == ["s"]
 
 
-def test_a_path_that_a_server_decoded_to_a_lone_surrogate_is_422():
-    async def run():
-        async with served() as service:
-            assert await status_of(service.api, f"/v1/streams/{LONE}") == 422
-
-    asyncio.run(run())
+async def test_a_path_that_a_server_decoded_to_a_lone_surrogate_is_422():
+    async with served() as service:
+        assert await status_of(service.api, f"/v1/streams/{LONE}") == 422
 
 
 @pytest.mark.parametrize("name", ["idempotency-key", "x-request-id", "content-type"])
-def test_bytes_in_a_header_that_are_not_utf_8_are_no_error_inside_the_service(name):
-    async def run():
-        async with served() as service:
-            headers = {**BYTES, name: b"\xed\xa0\x80\xff"}
-            response = await service.client.post(
-                "/v1/streams/s/observe", content=FEATURES[0].astype("<f4").tobytes(), headers=headers
-            )
-            assert response.status_code == (415 if name == "content-type" else 200)
-
-    asyncio.run(run())
+async def test_bytes_in_a_header_that_are_not_utf_8_are_no_error_inside_the_service(name):
+    async with served() as service:
+        headers = {**BYTES, name: b"\xed\xa0\x80\xff"}
+        response = await service.client.post(
+            "/v1/streams/s/observe", content=FEATURES[0].astype("<f4").tobytes(), headers=headers
+        )
+        assert response.status_code == (415 if name == "content-type" else 200)
 
 
 def test_a_problem_document_can_always_be_encoded():

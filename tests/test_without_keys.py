@@ -1,7 +1,5 @@
 """A service without keys: only programs on its own machine are served, wherever it listens."""
 
-import asyncio
-
 import httpx
 import pytest
 
@@ -25,30 +23,21 @@ async def asked(service, base_url=OURS, headers=None):
 
 
 @pytest.mark.parametrize("server", ["10.0.0.7", "192.0.2.1", "[2001:db8::1]", "camera.example"])
-def test_a_connection_to_another_address_is_403(server):
-    async def run():
-        async with served() as service:
-            answer = await asked(service, f"http://{server}:8000", {"host": "127.0.0.1:8000"})
-            assert "loopback address of its machine" in words_of(answer, 403)
-
-    asyncio.run(run())
+async def test_a_connection_to_another_address_is_403(server):
+    async with served() as service:
+        answer = await asked(service, f"http://{server}:8000", {"host": "127.0.0.1:8000"})
+        assert "loopback address of its machine" in words_of(answer, 403)
 
 
-def test_a_server_that_does_not_say_its_address_is_403():
-    async def run():
-        async with served() as service:
-            assert await status_of(service.api, "/v1/streams", server=None) == 403
-
-    asyncio.run(run())
+async def test_a_server_that_does_not_say_its_address_is_403():
+    async with served() as service:
+        assert await status_of(service.api, "/v1/streams", server=None) == 403
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8000", "127.0.0.2", "localhost", "LocalHost:8000", "[::1]:8000", "[::1]"])
-def test_a_host_of_this_machine_is_served(host):
-    async def run():
-        async with served() as service:
-            assert (await asked(service, headers={"host": host})).status_code == 200
-
-    asyncio.run(run())
+async def test_a_host_of_this_machine_is_served(host):
+    async with served() as service:
+        assert (await asked(service, headers={"host": host})).status_code == 200
 
 
 HOSTS = ["rebound.example", "rebound.example:8000", "10.0.0.7:8000", "localhost.example", "127.0.0.1.example",
@@ -56,22 +45,16 @@ HOSTS = ["rebound.example", "rebound.example:8000", "10.0.0.7:8000", "localhost.
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_host_that_may_be_elsewhere_is_403(host):
-    async def run():
-        async with served() as service:
-            answer = await asked(service, headers={"host": host.encode("latin-1")})
-            assert "Host" in words_of(answer, 403)
-
-    asyncio.run(run())
+async def test_a_host_that_may_be_elsewhere_is_403(host):
+    async with served() as service:
+        answer = await asked(service, headers={"host": host.encode("latin-1")})
+        assert "Host" in words_of(answer, 403)
 
 
 @pytest.mark.parametrize("origin", ["http://127.0.0.1:8000", "HTTP://127.0.0.1:8000"])
-def test_the_pages_of_the_service_itself_are_served(origin):
-    async def run():
-        async with served() as service:
-            assert (await asked(service, headers={"origin": origin})).status_code == 200
-
-    asyncio.run(run())
+async def test_the_pages_of_the_service_itself_are_served(origin):
+    async with served() as service:
+        assert (await asked(service, headers={"origin": origin})).status_code == 200
 
 
 ORIGINS = ["https://evil.example", "null", "", "http://127.0.0.1:9000", "http://127.0.0.1", "https://127.0.0.1:8000",
@@ -79,22 +62,16 @@ ORIGINS = ["https://evil.example", "null", "", "http://127.0.0.1:9000", "http://
 
 
 @pytest.mark.parametrize("origin", ORIGINS)
-def test_a_web_page_from_elsewhere_is_403(origin):
-    async def run():
-        async with served() as service:
-            assert "web pages from elsewhere" in words_of(await asked(service, headers={"origin": origin}), 403)
-
-    asyncio.run(run())
+async def test_a_web_page_from_elsewhere_is_403(origin):
+    async with served() as service:
+        assert "web pages from elsewhere" in words_of(await asked(service, headers={"origin": origin}), 403)
 
 
-def test_with_keys_every_address_is_served(tmp_path):
-    async def run():
-        async with guarded(tmp_path) as service:
-            headers = {"authorization": f"Bearer {service.keys['acme read']}", "origin": "https://shop.example"}
-            for base_url in ("http://10.0.0.7:8000", "http://camera.example"):
-                assert (await asked(service, base_url, headers)).status_code == 200
-
-    asyncio.run(run())
+async def test_with_keys_every_address_is_served(tmp_path):
+    async with guarded(tmp_path) as service:
+        headers = {"authorization": f"Bearer {service.keys['acme read']}", "origin": "https://shop.example"}
+        for base_url in ("http://10.0.0.7:8000", "http://camera.example"):
+            assert (await asked(service, base_url, headers)).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -263,40 +263,36 @@ async def client(cluster, requests):
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
-def test_every_stream_goes_on_as_if_nothing_had_happened(seed):
+async def test_every_stream_goes_on_as_if_nothing_had_happened(seed):
     print("seed", seed)
     chance = random.Random(seed)
-
-    async def run():
-        cluster = Cluster(chance)
-        for name in cluster.names:
-            await cluster.start(name)
-        for stream in STREAMS:
-            assert (await cluster.router.ask(create(stream, SPEC))).status is ReplyStatus.DONE
-        scripts = [list(script(chance, stream)) for stream in STREAMS]
-        faults = asyncio.create_task(cluster.suffer())
-        answers = await asyncio.gather(*(client(cluster, requests) for requests in scripts))
-        faults.cancel()
-        with suppress(asyncio.CancelledError):
-            await faults
-        await cluster.recover()
-        for stream, requests, replies in zip(STREAMS, scripts, answers, strict=True):
-            reference = Undisturbed()
-            expected = [reference.answer(request) for request in requests]
-            outcomes = [ReplyStatus.MISSING if answer is None else ReplyStatus.DONE for answer in expected]
-            assert [reply.status for reply in replies] == outcomes
-            assert [reply.answer for reply in replies] == [answer or b"" for answer in expected]
-            written = [reply for reply in replies if reply.position >= 0]
-            assert [reply.position for reply in written] == list(range(len(written)))
-            assert sorted(reply.epoch for reply in written) == [reply.epoch for reply in written]
-            status = await cluster.router.ask(Request(stream, Action.STATUS, "status"))
-            assert status.status is ReplyStatus.DONE, status
-            assert (status.facts["position"], status.facts["replayed_differently"]) == (len(written), 0)
-            worker = cluster.workers[status.facts["worker"]]
-            assert engine_of(worker, stream) == reference.engine.snapshot()
-            assert worker.streams.loaded[stream].live.samples.pack() == reference.samples.pack()
-        assert cluster.store.misfits == []
-        assert (cluster.router.waiting, cluster.router._queues) == (0, {})
-        await cluster.close()
-
-    asyncio.run(run())
+    cluster = Cluster(chance)
+    for name in cluster.names:
+        await cluster.start(name)
+    for stream in STREAMS:
+        assert (await cluster.router.ask(create(stream, SPEC))).status is ReplyStatus.DONE
+    scripts = [list(script(chance, stream)) for stream in STREAMS]
+    faults = asyncio.create_task(cluster.suffer())
+    answers = await asyncio.gather(*(client(cluster, requests) for requests in scripts))
+    faults.cancel()
+    with suppress(asyncio.CancelledError):
+        await faults
+    await cluster.recover()
+    for stream, requests, replies in zip(STREAMS, scripts, answers, strict=True):
+        reference = Undisturbed()
+        expected = [reference.answer(request) for request in requests]
+        outcomes = [ReplyStatus.MISSING if answer is None else ReplyStatus.DONE for answer in expected]
+        assert [reply.status for reply in replies] == outcomes
+        assert [reply.answer for reply in replies] == [answer or b"" for answer in expected]
+        written = [reply for reply in replies if reply.position >= 0]
+        assert [reply.position for reply in written] == list(range(len(written)))
+        assert sorted(reply.epoch for reply in written) == [reply.epoch for reply in written]
+        status = await cluster.router.ask(Request(stream, Action.STATUS, "status"))
+        assert status.status is ReplyStatus.DONE, status
+        assert (status.facts["position"], status.facts["replayed_differently"]) == (len(written), 0)
+        worker = cluster.workers[status.facts["worker"]]
+        assert engine_of(worker, stream) == reference.engine.snapshot()
+        assert worker.streams.loaded[stream].live.samples.pack() == reference.samples.pack()
+    assert cluster.store.misfits == []
+    assert (cluster.router.waiting, cluster.router._queues) == (0, {})
+    await cluster.close()

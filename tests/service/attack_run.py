@@ -34,6 +34,8 @@ from .hostile import IMAGES, NUMBERS, Attack, Hostile
 _AT_ONCE, _SLOW_AT_ONCE = 8, 64
 # Maximum wait for a response, and for a response to broken HTTP. Seconds.
 _RESPONSE_SECONDS, _BROKEN_HTTP_SECONDS = 60.0, 9.0
+# Maximum time to connect, in seconds. The service closes a connection after ten seconds without a request.
+_CONNECT_SECONDS = 5.0
 # Time between two looks at the memory of the processes. Seconds.
 _PERIOD = 0.25
 # Maximum growth of a process during the attacks and after them, in MiB. The largest allowed image and its batch take
@@ -192,7 +194,7 @@ class Honest:
 async def send(host: str, port: int, attack: Attack) -> Outcome:
     """Make one attack and return its outcome."""
     start = time.monotonic()
-    reader, writer = await asyncio.open_connection(host, port)
+    reader, writer = await _connect(host, port)
     # Read from the start: the service may respond and close the connection before everything is sent.
     reading = asyncio.create_task(_read_all(reader))
     try:
@@ -214,6 +216,20 @@ async def send(host: str, port: int, attack: Attack) -> Outcome:
         return Outcome(attack, None, "nobody", "silent", time.monotonic() - start)
     finally:
         reading.cancel()
+        writer.transport.abort()
+
+
+async def _connect(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to the service.
+
+    This process makes attacks at the lowest priority. If it notices a connection late, the service may have closed it
+    already, because no request came.
+    """
+    while True:
+        start = time.monotonic()
+        reader, writer = await asyncio.open_connection(host, port)
+        if time.monotonic() - start < _CONNECT_SECONDS:
+            return reader, writer
         writer.transport.abort()
 
 
