@@ -106,7 +106,7 @@ async def process(url, name, incarnation="1", lease=LEASE):
     return found
 
 
-async def settled(*processes, seconds=20.0):
+async def settled(*processes, seconds=180.0):
     """Wait until all processes agree that each partition belongs where it should."""
     names = tuple(sorted(found._owner.name for found in processes))
     end = time.monotonic() + seconds

@@ -94,4 +94,5 @@ def as_float32(rows: list[list[float]]) -> NDArray[np.float32]:
 def _split(rows: NDArray[np.floating]) -> list[bytes]:
     """Return each row as the bytes of float32 numbers. All are checked first: a request is applied as a whole."""
     check_rows(rows, "the features")
-    return [row.tobytes() for row in rows.astype(_FLOAT32, copy=False)]
+    data, size = rows.astype(_FLOAT32, copy=False).tobytes(), _FLOAT32.itemsize * rows.shape[1]
+    return [data[first : first + size] for first in range(0, len(data), size)]

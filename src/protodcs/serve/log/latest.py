@@ -74,6 +74,8 @@ class Latest:
         self._blocks: list[tuple[int, int]] = []
         # How many of these blocks are usual: those from before the present warning, or all.
         self._usual = 0
+        # The usual share of unknown samples, from before a warning; None before it is known.
+        self.usual_unknown_rate: float | None = None
         # Blocks so far, of the usual distance, and of the present warning; samples of the mean.
         self._seen = self._distances = self._warned = self._features = 0
         # Of the block under way: decisions, unknown ones, and those of them right behind another one.
@@ -112,11 +114,6 @@ class Latest:
         return sum(self._unknown) / len(self._unknown) if self._unknown else None
 
     @property
-    def usual_unknown_rate(self) -> float | None:
-        """Usual share of unknown samples, from before a warning; None before it is known."""
-        return None if self._usual < _KNOWN_FROM else _Counted.of(self._blocks[: self._usual]).share
-
-    @property
     def warning(self) -> WarningName | None:
         """What is wrong; a shift first, because it may be why many are unknown."""
         if self._shift:
@@ -126,7 +123,7 @@ class Latest:
     def take_as_usual(self) -> None:
         """Take the latest decisions as the usual ones, and end the warnings."""
         self._blocks = self._blocks[-_SINCE[0] :]
-        self._usual = len(self._blocks)
+        self._take_usual(len(self._blocks))
         self._distances = self._warned = 0
         self._many = self._shift = False
 
@@ -141,7 +138,7 @@ class Latest:
         latest = _Counted.of(self._blocks[-_SINCE[0] :])
         since = len(self._blocks) - self._usual
         if self._many:
-            usual = _Counted.of(self._blocks[: self._usual]).share if self._usual >= _KNOWN_FROM else _ASSUMED
+            usual = _ASSUMED if self.usual_unknown_rate is None else self.usual_unknown_rate
             self._many = latest.share - usual > _MIN_RISE / 3
         else:
             risen = self._risen_since()
@@ -156,18 +153,26 @@ class Latest:
                 # What the warning was about is not usual. The latest blocks are.
                 del self._blocks[self._usual : -_SINCE[0]]
             del self._blocks[:-_MEMORY]
-            self._usual, self._warned = len(self._blocks), 0
+            self._take_usual(len(self._blocks))
+            self._warned = 0
             self._learn_mean(distance)
         else:
-            self._usual = len(self._blocks) - since
+            self._take_usual(len(self._blocks) - since)
             self._warned += 1
             if self._warned > _LASTS:
                 self.take_as_usual()
 
+    def _take_usual(self, count: int) -> None:
+        """Take the first blocks as the usual ones."""
+        self._usual = count
+        self.usual_unknown_rate = None if count < _KNOWN_FROM else _Counted.of(self._blocks[:count]).share
+
     def _risen_since(self) -> int:
         """Return since how many blocks more samples are unknown than before; 0 if there is no clear rise."""
+        every = _Counted.of(self._blocks)
         for count in _SINCE:
-            before, latest = _Counted.of(self._blocks[:-count]), _Counted.of(self._blocks[-count:])
+            latest = _Counted.of(self._blocks[-count:])
+            before = every.without(latest)
             if len(self._blocks) < count + _KNOWN_FROM:
                 if self._seen > _SKIPPED + len(self._blocks) or len(self._blocks) < count:
                     break
@@ -215,6 +220,7 @@ class Latest:
             raise StoreError("The latest decisions of a snapshot cannot be read.") from None
         if means.size:
             self._mean, self._usual_mean = means
+        self._take_usual(self._usual)
 
 
 class _Counted(NamedTuple):
@@ -228,6 +234,10 @@ class _Counted(NamedTuple):
     def of(cls, blocks: Sequence[tuple[int, int]]) -> Self:
         """Count the decisions of blocks."""
         return cls(BLOCK * len(blocks), sum(unknown for unknown, _ in blocks), sum(pairs for _, pairs in blocks))
+
+    def without(self, part: "_Counted") -> "_Counted":
+        """Return the count of the other decisions."""
+        return _Counted(self.decisions - part.decisions, self.unknown - part.unknown, self.pairs - part.pairs)
 
     @classmethod
     def assumed(cls) -> Self:

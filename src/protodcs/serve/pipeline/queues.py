@@ -107,13 +107,11 @@ class Queues:
 
     async def ask_many(self, requests: list[Request]) -> list[Reply]:
         """Return the final replies to requests on one stream, in their order."""
-        marked = [traces.marked(request) for request in requests]
-        return await self._ask(self._queue_of(requests[0].stream), marked)
+        return await self._ask(self._queue_of(requests[0].stream), traces.marked(requests))
 
     async def ask_at_once(self, requests: list[Request]) -> list[Reply]:
         """Return the final replies to questions on one stream; they do not wait for requests that came before them."""
-        marked = [traces.marked(request) for request in requests]
-        return await self._ask(self._new_queue(requests[0].stream, object()), marked)
+        return await self._ask(self._new_queue(requests[0].stream, object()), traces.marked(requests))
 
     async def ask_when_made(
         self, stream: str, make: Callable[[], Awaitable[Sequence[Request | Reply]]], count: int
@@ -130,7 +128,7 @@ class Queues:
             except TimeoutError:
                 self.metrics.gave_up("late")
                 raise LateError("the images were not encoded in time: nothing was applied") from None
-            item.requests = [traces.marked(one) for one in made if isinstance(one, Request)]
+            item.requests = traces.marked(one for one in made if isinstance(one, Request))
             if not item.requests:
                 item.future.set_result([])
             self._send_next(queue)

@@ -72,15 +72,15 @@ class Steps:
 
     def serve(self, loaded: LoadedStream, requests: list[Request], until: float) -> Served:
         """Serve requests until a time, at least one of them."""
-        served, live, now = Served([], [], [], []), loaded.live, time.monotonic()
+        served, live, now = Served([], [], [], []), loaded.live, time.thread_time()
         while True:
             start, first = now, len(served.replies)
             rows = _rows(requests, first, int(_TOGETHER_SECONDS / max(loaded.row_seconds, _SHORTEST_ROW)))
             if len(rows) == 1 or not self._serve_rows(live, rows, served):
                 served.replies.append(self._serve_one(live, requests[first], served))
-            now, done = time.monotonic(), len(served.replies)
+            now, done = time.thread_time(), len(served.replies)
             loaded.row_seconds += 0.2 * ((now - start) / (done - first) - loaded.row_seconds)
-            if done == len(requests) or now >= until:
+            if done == len(requests) or time.monotonic() >= until:
                 return served
 
     def _serve_rows(self, live: LiveStream, rows: list[Request], served: Served) -> bool:

@@ -6,7 +6,7 @@ each process. A span never contains what a caller sent.
 
 import importlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 
@@ -93,10 +93,10 @@ def carried() -> str:
     return carrier.get("traceparent", "")
 
 
-def marked(request: Request) -> Request:
-    """The request with the present span, if someone records it."""
+def marked(requests: Iterable[Request]) -> list[Request]:
+    """The requests with the present span, if someone records it."""
     word = carried()
-    return request._replace(trace=word) if word else request
+    return [request._replace(trace=word) for request in requests] if word else [*requests]
 
 
 def shared_span(name: str, words: Sequence[str], **about: int) -> AbstractContextManager[Span | None]:

@@ -31,7 +31,8 @@ class LoadedStream:
         snapshot_end: the position up to which the newest snapshot goes; it may not be durable yet.
         saving: held while a saved snapshot is written or deleted, so that two requests cannot both find its name free;
             and while a state is restored, so that the journal holds few whole states.
-        row_seconds: how long a request took lately, or a row of one.
+        row_seconds: CPU time of a request lately, or of a row of one. Waiting for a busy machine must not make groups
+            of rows small, because small groups take longer.
         in_use: held while `live` is read or changed, because that may happen in a thread.
         notice_maker: finds what webhooks tell of the stream.
     """
