@@ -6,13 +6,17 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import asdict
+from importlib.util import find_spec
 
 import fsspec
+import httpx
 import pytest
-from pyarrow import parquet
+from pyarrow import fs, parquet
 from typer.testing import CliRunner
 
 from made_service import FEATURES, ROWS
+from ports import free_port
 from protodcs import Client
 from protodcs.cli import app, log
 from served_over_http import serving
@@ -106,6 +110,98 @@ def test_an_object_store_gets_the_same_files(service):
             positions += [row["position"] for row in parquet.read_table(file).to_pylist()]
     assert positions == list(range(30))
     assert "cannot be used" in run(url, "nothing://bucket", code=1)
+
+
+@pytest.fixture
+def s3(tmp_path, monkeypatch):
+    """Yield a client of an S3 server with one bucket. It is pyarrow's own, so nothing is read by what wrote it."""
+    if not all(find_spec(package) for package in ("s3fs", "moto", "flask")):
+        pytest.skip("needs an S3 server and its client: pip install s3fs 'moto[server]'")
+    port = free_port()
+    settings = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "reader",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        # No credentials of this machine.
+        "AWS_CONFIG_FILE": str(tmp_path / "none"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    with (tmp_path / "s3.log").open("wb") as output:
+        command = [sys.executable, "-m", "moto.server", "--port", str(port)]
+        server = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        while True:
+            assert server.poll() is None, (tmp_path / "s3.log").read_text()
+            try:
+                httpx.get(f"http://127.0.0.1:{port}/moto-api/")
+                break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        files = fs.S3FileSystem(
+            access_key="reader", secret_key="secret", endpoint_override=f"http://127.0.0.1:{port}",
+            allow_bucket_creation=True,
+        )  # fmt: skip
+        files.create_dir("logs")
+        yield files
+    finally:
+        server.kill()
+        server.wait()
+
+
+def run_beside(url, target, *words):
+    """Run the command in a process of its own. Return its report, or its error."""
+    command = [sys.executable, "-m", "protodcs", "log", "export", target, "--url", url, "--json", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return json.loads(done.stdout) if done.returncode == 0 else done.stderr
+
+
+@pytest.mark.long
+def test_s3_gets_every_entry_once_and_a_second_run_goes_on_by_the_cursor(service, s3):
+    url, client = service
+    stream = client.create("a b", prototypes=ROWS)
+    stream.observe(features(25))
+    assert run_beside(url, "s3://logs/decisions", "--rows", "10") == {"streams": 1, "exported": 25}
+    before = {file.path: file.mtime_ns for file in s3.get_file_info(fs.FileSelector("logs", recursive=True))}
+    assert run_beside(url, "s3://logs/decisions") == {"streams": 1, "exported": 0}
+    stream.observe(features(7), image_ref=None)
+    assert run_beside(url, "s3://logs/decisions") == {"streams": 1, "exported": 7}
+    with s3.open_input_stream("logs/decisions/stream=a%20b/_cursor.json") as cursor:
+        assert json.loads(cursor.read())["position"] == 31
+    after = {file.path: file.mtime_ns for file in s3.get_file_info(fs.FileSelector("logs", recursive=True))}
+    assert {file: after[file] for file in before if file.endswith(".parquet")}.items() <= before.items()
+    assert sum(file.endswith(".parquet") for file in after) == 4
+    table = parquet.read_table("logs/decisions", filesystem=s3)
+    assert set(table["stream"].to_pylist()) == {"a b"}
+    rows = table.drop_columns("stream").sort_by("position").to_pylist()
+    assert rows == [asdict(entry) for entry in stream.log(order="oldest")]
+    assert len(rows) == 32
+
+
+@pytest.mark.long
+def test_a_cursor_in_s3_that_was_not_written_costs_and_doubles_nothing(service, s3):
+    url, client = service
+    stream = client.create("a", prototypes=ROWS)
+    stream.observe(features(25))
+    run_beside(url, "s3://logs", "--rows", "10")
+    s3.delete_file("logs/stream=a/_cursor.json")
+    stream.observe(features(5))
+    assert run_beside(url, "s3://logs", "--rows", "10") == {"streams": 1, "exported": 5}
+    assert sorted(parquet.read_table("logs", filesystem=s3)["position"].to_pylist()) == list(range(30))
+
+
+@pytest.mark.long
+def test_a_bucket_that_is_missing_is_an_error_and_is_not_created(service, s3, monkeypatch):
+    url, client = service
+    client.create("a", prototypes=ROWS).observe(features(3))
+    assert "error: s3://typo/log cannot be used: The specified bucket does not exist" in run_beside(
+        url, "s3://typo/log"
+    )
+    assert [bucket.path for bucket in s3.get_file_info(fs.FileSelector(""))] == ["logs"]
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    assert "Unable to locate credentials" in run_beside(url, "s3://logs")
 
 
 class KilledError(BaseException):

@@ -8,16 +8,17 @@ name.
 import importlib
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 import typer
 
 from ..atomic_io import replace_file
-from ..errors import InputError
+from ..errors import InputError, without_passwords
 from .screen import explained, tell
 from .streams import _AS_JSON, _KEY_FILE, _URL, _client
 
@@ -142,38 +143,42 @@ class _LocalFolder:
 
 
 class _FsspecFolder:
-    """A folder in an object store, which writes each object in one step."""
+    """A folder in an object store, which writes each object in one step and has no folders to create."""
 
     def __init__(self, url: str):
         try:
             fsspec = importlib.import_module("fsspec.core")
         except ModuleNotFoundError:
             raise InputError("A URL needs fsspec: pip install 'protodcs[s3]'. Or give a local folder.") from None
-        try:
+        self._url = url
+        with self._explained():
             self._files, root = fsspec.url_to_fs(url, use_listings_cache=False)
-        except (ValueError, ImportError, OSError) as problem:
-            raise InputError(f"{urlsplit(url).scheme}:// cannot be used: {problem}") from None
         self._root = root.rstrip("/")
 
-    def read(self, name: str) -> bytes | None:
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raise InputError for any error. Each kind of object store has errors of its own."""
         try:
+            yield
+        except Exception as problem:
+            raise InputError(f"{without_passwords(self._url)} cannot be used: {problem}") from problem
+
+    def read(self, name: str) -> bytes | None:
+        with self._explained(), suppress(FileNotFoundError):
             data: bytes = self._files.cat_file(f"{self._root}/{name}")
-        except FileNotFoundError:
-            return None
-        return data
+            return data
+        return None
 
     def write(self, name: str, data: bytes) -> None:
-        path = f"{self._root}/{name}"
-        self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
-        self._files.pipe_file(path, data)
+        with self._explained():
+            self._files.pipe_file(f"{self._root}/{name}", data)
 
     def names(self, prefix: str) -> list[str]:
         place, _, start = prefix.rpartition("/")
-        try:
-            found: list[Any] = self._files.ls(f"{self._root}/{place}", detail=False)
-        except FileNotFoundError:
-            return []
-        names = [str(path).rpartition("/")[2] for path in found]
+        found: list[str] = []
+        with self._explained(), suppress(FileNotFoundError):
+            found = self._files.ls(f"{self._root}/{place}", detail=False)
+        names = [path.rpartition("/")[2] for path in found]
         return [name for name in names if name.startswith(start) and name.endswith(".parquet")]
 
 
