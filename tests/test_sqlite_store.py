@@ -14,7 +14,7 @@ import pytest
 from power_loss import PowerLoss
 from protodcs.errors import FencedError, InputError, StoreError
 from protodcs.serve.log.entries import LogQuery
-from protodcs.serve.store import sql
+from protodcs.serve.store import base
 from protodcs.serve.store.base import Batch, Checkpoint
 from protodcs.serve.store.sqlite import DATABASE, SqliteStore, back_up
 
@@ -147,7 +147,7 @@ async def test_a_store_in_another_layout_is_left_alone(tmp_path):
 
 
 async def test_blobs_that_no_stream_uses_have_a_limit_and_go_when_the_store_is_opened_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(sql, "_MAX_UNUSED", 1000)
+    monkeypatch.setattr(base, "_MAX_UNUSED", 1000)
     store = SqliteStore(tmp_path)
     await created(store)
     for name in "abcba":

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...atomic_io import sync_folder
 from ...errors import InputError, StoreError, without_passwords
+from .base import Store
 from .commit_marks import CommitMarks
 from .inspection import DATABASE
 from .log_tables import packed_key
 from .months import month_of
 from .schema import LAYOUT, SQLITE, USAGE
-from .sql import SqlStore
 from .sqlite import SqliteStore
 from .transaction import Rows, to_bytes
 
@@ -74,7 +74,7 @@ async def copy_store(source: str, target: str, tenant: str = "") -> int:
         await store.close()
 
 
-async def _opened(address: str) -> SqlStore:
+async def _opened(address: str) -> Store:
     if not address.startswith("sqlite:"):
         return await _postgres(address).prepare()
     folder = Path(address.removeprefix("sqlite:"))
@@ -94,7 +94,7 @@ def _postgres(address: str) -> "PostgresStore":
     return PostgresStore(address, timeout=_LONGEST)
 
 
-async def _newest_number(store: SqlStore, table: str) -> tuple[int]:
+async def _newest_number(store: Store, table: str) -> tuple[int]:
     """Return the newest number that a table gave out, also if its row is gone."""
     if isinstance(store, SqliteStore):
         found = await store._ask("SELECT seq FROM sqlite_sequence WHERE name = ?", table)
@@ -104,7 +104,7 @@ async def _newest_number(store: SqlStore, table: str) -> tuple[int]:
     return found[0] if found else (0,)
 
 
-async def _pages(store: SqlStore, table: str) -> AsyncIterator[Rows]:
+async def _pages(store: Store, table: str) -> AsyncIterator[Rows]:
     """Yield the rows of a table in the order of their names."""
     key, limit = _TABLES[table], _FEW_ROWS.get(table, _ROWS)
     count = key.count(",") + 1

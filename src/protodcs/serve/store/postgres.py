@@ -24,10 +24,10 @@ from psycopg.types.string import StrBinaryDumper
 
 from ...errors import ConfigError, StoreError, without_passwords
 from ..log.entries import LogEntry
+from .base import Store
 from .log_tables import LogTables
 from .months import month_of, range_of
 from .schema import LAYOUT, MIGRATIONS, POSITION_BITS, POSTGRES, USAGE, for_postgres, query_for_postgres
-from .sql import SqlStore
 from .transaction import Added, Rows, StaleError, Transaction, add_to_usage, add_usage, to_text
 
 T = TypeVar("T")
@@ -280,7 +280,7 @@ async def add_months(connection: Connection, months: set[int]) -> None:
                 )
 
 
-class PostgresStore(SqlStore):
+class PostgresStore(Store):
     """A store in one database of PostgreSQL 15 or later.
 
     Args:

@@ -21,13 +21,13 @@ from typing import Any, Final, NamedTuple, TypeVar
 from ...atomic_io import lock_folder, sync_folder
 from ...errors import FencedError, HeldError, InputError, StoreError, UnknownStreamError
 from ..log.entries import LogLimits
-from .base import Totals
+from .base import Store
 from .commit_marks import CommitMarks, Mark, read_marks
 from .inspection import DATABASE, WAL, count_commits, refuse_fewer, refuse_loss
 from .reserve import RESERVE, Reserve
 from .schema import LAYOUT, LEASES, MIGRATIONS, SQLITE
-from .sql import SqlStore
 from .transaction import Added, Rows, Transaction, add_to_usage
+from .values import Totals
 
 T = TypeVar("T")
 Rule = Callable[[Transaction], Awaitable[T]]
@@ -106,7 +106,7 @@ class _Job(NamedTuple):
     counts: bool
 
 
-class SqliteStore(SqlStore):
+class SqliteStore(Store):
     """A store in a folder that one process uses.
 
     Args:
