@@ -4,15 +4,12 @@ The copy appears as a whole or not at all: PostgreSQL gets one transaction, SQLi
 Streams keep their fences, and requests can be repeated with their idempotency keys.
 """
 
-import secrets
-import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ...atomic_io import sync_folder
 from ...errors import InputError, StoreError, without_passwords
 from .base import Store
 from .commit_marks import CommitMarks
@@ -20,7 +17,7 @@ from .inspection import DATABASE
 from .log_tables import packed_key
 from .months import month_of
 from .schema import LAYOUT, SQLITE, USAGE
-from .sqlite import SqliteStore
+from .sqlite import SqliteStore, new_folder
 from .transaction import Rows, to_bytes
 
 if TYPE_CHECKING:
@@ -126,15 +123,14 @@ def _changed(table: str, row: tuple[Any, ...], tenant: str) -> tuple[Any, ...]:
     return row
 
 
+def _same_id(problem: Exception) -> InputError:
+    return InputError(f"Two streams would have the same id: {problem}. Choose another tenant.")
+
+
 @asynccontextmanager
 async def _to_sqlite(address: str, numbers: tuple[int, ...]) -> AsyncIterator[Write]:
     """Yield what writes rows of tables to a new folder."""
-    folder = Path(address.removeprefix("sqlite:"))
-    if folder.exists():
-        raise InputError(f"{str(folder)!r} exists already. Name a new folder.")
-    draft = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
-    draft.mkdir(mode=0o700, parents=True)
-    try:
+    with new_folder(Path(address.removeprefix("sqlite:"))) as draft:
         with closing(sqlite3.connect(draft / DATABASE, isolation_level=None)) as database:
             database.execute("PRAGMA auto_vacuum = INCREMENTAL")
             database.executescript(f"BEGIN; {SQLITE}")
@@ -143,7 +139,10 @@ async def _to_sqlite(address: str, numbers: tuple[int, ...]) -> AsyncIterator[Wr
                 values = ", ".join("?" * len(rows[0]))
                 database.executemany(f"INSERT INTO {table} VALUES ({values})", rows)
 
-            yield write
+            try:
+                yield write
+            except sqlite3.IntegrityError as problem:
+                raise _same_id(problem) from problem
             epoch, *newest = numbers
             database.execute("UPDATE deleted SET epoch = ?", (epoch,))
             for table, number in zip(("streams", "notices"), newest, strict=True):
@@ -153,15 +152,6 @@ async def _to_sqlite(address: str, numbers: tuple[int, ...]) -> AsyncIterator[Wr
             database.execute(f"PRAGMA user_version = {LAYOUT}")
             database.execute("COMMIT")
         CommitMarks.create(draft, 0).close()
-        sync_folder(draft)
-        draft.rename(folder)
-        sync_folder(folder.parent)
-    except sqlite3.IntegrityError as problem:
-        raise InputError(f"Two streams would have the same id: {problem}. Choose another tenant.") from problem
-    except (sqlite3.Error, OSError) as problem:
-        raise StoreError(f"The store in {str(folder)!r} cannot be written: {problem}.") from problem
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 @asynccontextmanager
@@ -191,7 +181,7 @@ async def _to_postgres(address: str, numbers: tuple[int, ...]) -> AsyncIterator[
             try:
                 yield write
             except UniqueViolation as problem:
-                raise InputError(f"Two streams would have the same id: {problem}. Choose another tenant.") from problem
+                raise _same_id(problem) from problem
             epoch, *newest = numbers
             await connection.execute(f"UPDATE deleted SET epoch = {epoch}")
             for table, number in zip(("streams", "notices", "log_classes"), (*newest, 0), strict=True):

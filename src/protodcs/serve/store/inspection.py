@@ -161,8 +161,13 @@ def _read_only(folder: Path) -> Iterator[sqlite3.Connection | None]:
     if not (folder / DATABASE).exists():
         yield None
         return
-    with closing(sqlite3.connect(f"{(folder / DATABASE).absolute().as_uri()}?mode=ro", uri=True)) as database:
+    with closing(connect_read_only(folder)) as database:
         yield database
+
+
+def connect_read_only(folder: Path) -> sqlite3.Connection:
+    """Return a connection to the database of a store that never changes it."""
+    return sqlite3.connect(f"{(folder / DATABASE).absolute().as_uri()}?mode=ro", uri=True)
 
 
 def _check(folder: Path) -> StoreReport:

@@ -47,9 +47,8 @@ _AHEAD: Final = 7 * 86_400_000
 # most. If that was not enough, for example because of a backup, it is tried again after so many seconds.
 _LOCK_MILLISECONDS: Final = 50
 _DROP_SECONDS: Final = 60.0
-# With other values, PostgreSQL can lose acknowledged writes.
-_SAFE_SETTINGS: Final = {"fsync": ("on",), "full_page_writes": ("on",)}
-
+# Unless these are on, PostgreSQL can lose acknowledged writes.
+_SAFE_SETTINGS: Final = ("fsync", "full_page_writes")
 
 # At most ten problems of each kind.
 _GAPS: Final = f"""
@@ -289,9 +288,6 @@ class PostgresStore(Store):
         connections: how many are open at most; calls beyond that wait for one.
         replicas: how many standbys must confirm a write; checked against the settings of the server.
 
-    Attributes:
-        failure: never done. A store whose server fails works again as soon as the server does.
-
     Raises:
         ConfigError: the address is invalid.
     """
@@ -331,7 +327,6 @@ class PostgresStore(Store):
         # Months whose tables are there, unless somebody dropped them. When to drop one again, by the monotonic clock.
         self._months: set[int] = set()
         self._next_drop = -math.inf
-        self.failure: asyncio.Future[BaseException] | None = None
 
     @property
     def _place(self) -> str:
@@ -356,11 +351,7 @@ class PostgresStore(Store):
             await connection.execute("SELECT " + ", ".join(f"current_setting('{name}')" for name in names))
         ).fetchone()
         found = dict(zip(names, row or (), strict=True))
-        problems = [
-            f"`{name}` is `{found[name]}` (set it to `{safe[0]}`)"
-            for name, safe in _SAFE_SETTINGS.items()
-            if found[name] not in safe
-        ]
+        problems = [f"`{name}` is `{found[name]}` (set it to `on`)" for name in _SAFE_SETTINGS if found[name] != "on"]
         if found["synchronous_commit"] == "off" or (self._replicas and found["synchronous_commit"] == "local"):
             problems.append(f"`synchronous_commit` is `{found['synchronous_commit']}` (set it to `on`)")
         if self._replicas and not found["synchronous_standby_names"]:

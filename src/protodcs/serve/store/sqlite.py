@@ -12,9 +12,9 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -23,7 +23,7 @@ from ...errors import FencedError, HeldError, InputError, StoreError, UnknownStr
 from ..log.entries import LogLimits
 from .base import Store
 from .commit_marks import CommitMarks, Mark, read_marks
-from .inspection import DATABASE, WAL, count_commits, refuse_fewer, refuse_loss
+from .inspection import DATABASE, WAL, connect_read_only, count_commits, refuse_fewer, refuse_loss
 from .reserve import RESERVE, Reserve
 from .schema import LAYOUT, LEASES, MIGRATIONS, SQLITE
 from .transaction import Added, Rows, Transaction, add_to_usage
@@ -178,13 +178,9 @@ class SqliteStore(Store):
 
     async def _clear_wal(self) -> None:
         """Have the write-ahead log, which still holds what was deleted, copied to the database and emptied."""
-
-        async def clear(_: Transaction) -> None:
-            self._wal_has_deleted = True
-
-        await self._write(clear)
-        # The thread clears the log of SQLite before it begins with this call.
-        await self._write(_nothing)
+        self._wal_has_deleted = True
+        # The thread does that before it begins with this call.
+        await self._in_thread(lambda: None)
 
     async def trim_log(self, limits: LogLimits, now: float | None) -> None:
         """Delete entries of the decision log beyond the limits.
@@ -193,18 +189,19 @@ class SqliteStore(Store):
         """
         await super().trim_log(limits, now)
         shrunk = False
-
-        async def vacuum(_: Transaction) -> bool:
-            return self._vacuum()
-
-        async def note_space(_: Transaction) -> None:
-            self._note_space()
-
-        while await self._write(vacuum, may_use_reserve=True):
+        while await self._in_thread(self._vacuum):
             shrunk = True
         if shrunk:
             await self._clear_wal()
-        await self._write(note_space)
+        await self._in_thread(self._note_space)
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        """Return the result of a call in the thread of the database. It may use the reserve."""
+
+        async def work(_: Transaction) -> T:
+            return call()
+
+        return await self._write(work, may_use_reserve=True)
 
     async def _read(self, work: Rule[T]) -> T:
         """Read in a thread and with a connection of its own."""
@@ -253,10 +250,10 @@ class SqliteStore(Store):
 
     def _run(self) -> None:
         while jobs := self._waiting():
-            self._work([job for job in jobs if job.result.set_running_or_notify_cancel()])
             if self._wal_has_deleted:
                 self._wal_has_deleted = False
                 self._empty_wal()
+            self._work([job for job in jobs if job.result.set_running_or_notify_cancel()])
         self._database.close()
         self._marks.close()
         os.close(self._lock)
@@ -392,42 +389,47 @@ class SqliteStore(Store):
         return StoreError(f"{self._place} cannot be read or written: {problem}; nothing has changed")
 
 
-async def _nothing(_: Transaction) -> None:
-    pass
-
-
 def back_up(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Copy a store to a new folder, also while a service uses it. The copy holds all that was durable at one moment.
 
     Raises:
         InputError: there is no store in `folder`, or `target` exists.
-        StoreError: the copy cannot be written.
+        StoreError: the store cannot be read, or the copy cannot be written.
     """
-    source, copy = Path(folder) / DATABASE, Path(target)
-    if not source.exists():
+    source = Path(folder)
+    if not (source / DATABASE).exists():
         raise InputError(f"There is no store in {str(folder)!r}. Name the folder of a service.")
-    if copy.exists():
-        raise InputError(f"{str(copy)!r} exists already. Name a new folder.")
-    draft = copy.with_name(f".{copy.name}.{secrets.token_hex(8)}.tmp")
-    draft.mkdir(mode=0o700, parents=True)
-    # Before the copy, which then holds all of the marked commits.
-    marks = read_marks(Path(folder))
-    try:
-        with (
-            closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as original,
-            closing(sqlite3.connect(draft / DATABASE)) as written,
-        ):
+    with new_folder(Path(target)) as draft:
+        # Before the copy, which then holds all of the marked commits.
+        marks = read_marks(source)
+        with closing(connect_read_only(source)) as original, closing(sqlite3.connect(draft / DATABASE)) as written:
             original.backup(written)
-            commits = count_commits(written, Path(folder)) or 0
-        refuse_fewer(Path(folder), commits, marks)
+            commits = count_commits(written, source) or 0
+        refuse_fewer(source, commits, marks)
         CommitMarks.create(draft, commits).close()
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Yield a folder for a store. It becomes `target` at the end, and is deleted after an error.
+
+    Raises:
+        InputError: `target` exists.
+        StoreError: the store cannot be written.
+    """
+    if target.exists():
+        raise InputError(f"{str(target)!r} exists already. Name a new folder.")
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    draft.mkdir(mode=0o700, parents=True)
+    try:
+        yield draft
         sync_folder(draft)
-        draft.rename(copy)
-        sync_folder(copy.parent)
+        draft.rename(target)
+        sync_folder(target.parent)
     except StoreError:
         raise
     except (sqlite3.Error, OSError) as problem:
-        raise StoreError(f"The store in {str(folder)!r} cannot be copied to {str(copy)!r}: {problem}.") from problem
+        raise StoreError(f"The store in {str(target)!r} cannot be written: {problem}.") from problem
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
