@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote, urlsplit
 
 import typer
@@ -107,23 +107,9 @@ def _export(stream: "Stream", created: int, folder: "Folder", rows: int) -> int:
     return exported
 
 
-class Folder(Protocol):
-    """Where the files are."""
-
-    def read(self, name: str) -> bytes | None:
-        """Return the content of a file; None if there is none."""
-        ...
-
-    def write(self, name: str, data: bytes) -> None:
-        """Write a file in one step: it is there completely or not at all."""
-        ...
-
-    def names(self, prefix: str) -> list[str]:
-        """Return the names of the Parquet files that begin with a prefix."""
-        ...
-
-
 class _LocalFolder:
+    """A folder on this machine. A file is there completely or not at all."""
+
     def __init__(self, folder: Path):
         self._folder = folder
 
@@ -137,6 +123,7 @@ class _LocalFolder:
         replace_file(file, data)
 
     def names(self, prefix: str) -> list[str]:
+        """Return the names of the Parquet files that begin with a prefix."""
         place, _, start = prefix.rpartition("/")
         found = (self._folder / place).glob("*.parquet")
         return [file.name for file in found if file.name.startswith(start)]
@@ -180,6 +167,9 @@ class _FsspecFolder:
             found = self._files.ls(f"{self._root}/{place}", detail=False)
         names = [path.rpartition("/")[2] for path in found]
         return [name for name in names if name.startswith(start) and name.endswith(".parquet")]
+
+
+Folder = _LocalFolder | _FsspecFolder
 
 
 def _opened(target: str) -> Folder:
