@@ -402,7 +402,7 @@ class Cluster:
             store="postgresql://unused/none", webhook_private_targets=True, webhook_attempts=100, lease_seconds=2.0
         )
         store = await postgres_store(self.folder)
-        webhooks = self.workers[name] = Webhooks(store, config, name)
+        webhooks = self.workers[name] = Webhooks(store, config)
         webhooks.store = store
         await webhooks.start()
 

@@ -350,7 +350,7 @@ async def serve_worker(
         peers: the other processes that share the streams; None: there are none.
         encoder: an encoder outside of this process; None: this process loads the one of its settings, if any.
     """
-    webhooks = Webhooks(store, config, worker.name)
+    webhooks = Webhooks(store, config)
     try:
         if encoder is None and config.encoder is not None:
             # A service without an encoder needs no Pillow.

@@ -32,11 +32,7 @@ class _Unbuilt(NamedTuple):
 
 
 class Checkpoints:
-    """The queue of the snapshots of one worker.
-
-    Args:
-        commits: sends them.
-    """
+    """The queue of the snapshots of one worker."""
 
     def __init__(self, commits: GroupCommit):
         self._commits = commits

@@ -1,5 +1,6 @@
 """Create streams: from prototypes, or as another stream was created. Store the vocabularies that streams share."""
 
+from dataclasses import dataclass
 from functools import partial
 
 from ...core.vocabulary import Vocabulary
@@ -14,23 +15,15 @@ from .quotas import Quotas
 from .size_limits import SizeLimits
 
 
+@dataclass(frozen=True)
 class Creation:
-    """Creates streams for one worker.
+    """Creates streams for one worker."""
 
-    Args:
-        store: where the streams are kept.
-        quotas: of the tenants.
-        sizes: the limits on a stream.
-        streams: those in memory.
-        computing: where new streams are checked.
-    """
-
-    def __init__(self, store: Store, quotas: Quotas, sizes: SizeLimits, streams: LoadedStreams, computing: Computing):
-        self._store = store
-        self._quotas = quotas
-        self._sizes = sizes
-        self._streams = streams
-        self._computing = computing
+    store: Store
+    quotas: Quotas
+    sizes: SizeLimits
+    streams: LoadedStreams
+    computing: Computing
 
     async def create(self, request: Request) -> Reply:
         """Create a stream with the prototypes in the request."""
@@ -38,20 +31,20 @@ class Creation:
         vocabulary = None
         if spec.vocabulary is not None:
             await self._check_stored(spec.vocabulary)
-            vocabulary = await self._streams.vocabulary(spec.vocabulary)
-        await self._computing.in_thread(partial(self._check, request, spec, vocabulary))
+            vocabulary = await self.streams.vocabulary(spec.vocabulary)
+        await self.computing.in_thread(partial(self._check, request, spec, vocabulary))
         # Before anything is put: prototypes that no stream uses stay for an hour.
         found = await self._existing(request.stream, spec)
         if found is not None:
             return found
-        self._quotas.check(request.stream)
-        self._quotas.add(request.stream, len(request.shared))
-        await self._store.put_shared(spec.prototypes, request.shared)
+        self.quotas.check(request.stream)
+        self.quotas.add(request.stream, len(request.shared))
+        await self.store.put_shared(spec.prototypes, request.shared)
         try:
             return await self._begin_stream(request.stream, spec)
         except StoreError:
             # The blob may have gone meanwhile, with the last stream that used it.
-            await self._store.put_shared(spec.prototypes, request.shared)
+            await self.store.put_shared(spec.prototypes, request.shared)
             return await self._begin_stream(request.stream, spec)
 
     async def find_vocabulary(self, request: Request) -> Reply:
@@ -62,14 +55,14 @@ class Creation:
     async def put_vocabulary(self, request: Request) -> Reply:
         """Store a vocabulary, which streams can use from now on."""
         name = request.payload.decode()
-        if not await self._store.has_shared(name):
-            self._quotas.check(request.stream)
-            self._quotas.add(request.stream, len(request.shared))
-        await self._store.put_shared(name, request.shared)
+        if not await self.store.has_shared(name):
+            self.quotas.check(request.stream)
+            self.quotas.add(request.stream, len(request.shared))
+        await self.store.put_shared(name, request.shared)
         return Reply(ReplyStatus.DONE)
 
     async def _check_stored(self, name: str) -> None:
-        if not await self._store.has_shared(name):
+        if not await self.store.has_shared(name):
             raise UnknownVocabularyError(
                 f"The vocabulary {name} is not stored. Upload it with PUT /v1/vocabularies/{name}, or create the "
                 'stream with `"vocabulary": null`.'
@@ -80,28 +73,28 @@ class Creation:
         prototypes = unpack_prototypes(request.shared)
         if prototypes.fingerprint != spec.prototypes:
             raise InputError("the prototypes of a new stream are not those that it names")
-        self._sizes.check(request.stream, spec, spec.config, *prototypes.unit.shape)
+        self.sizes.check(request.stream, spec, spec.config, *prototypes.unit.shape)
         if vocabulary is not None:
             check_vocabulary(len(vocabulary))
         spec.engine(prototypes.with_vocabulary(vocabulary))
 
     async def create_like(self, request: Request) -> Reply:
         """Create a stream as another one was, with the prototypes that it uses."""
-        spec = StreamSpec.unpack((await self._store.describe(request.payload.decode())).spec)
-        prototypes = await self._streams.prototypes(spec)
-        self._sizes.check(request.stream, spec, spec.config, *prototypes.unit.shape)
+        spec = StreamSpec.unpack((await self.store.describe(request.payload.decode())).spec)
+        prototypes = await self.streams.prototypes(spec)
+        self.sizes.check(request.stream, spec, spec.config, *prototypes.unit.shape)
         found = await self._existing(request.stream, spec)
         if found is not None:
             return found
-        self._quotas.check(request.stream)
+        self.quotas.check(request.stream)
         return await self._begin_stream(request.stream, spec)
 
     async def _begin_stream(self, stream: str, spec: StreamSpec) -> Reply:
         packed = spec.pack()
-        created = await self._store.create(stream, packed, *spec.blobs)
+        created = await self.store.create(stream, packed, *spec.blobs)
         if created:
-            self._streams.forget_failure(stream)
-            self._quotas.add(stream, len(packed))
+            self.streams.forget_failure(stream)
+            self.quotas.add(stream, len(packed))
         found = await self._existing(stream, spec)
         if found is None:
             raise UnknownStreamError(f"the stream {stream!r} was deleted as soon as it was created")
@@ -110,7 +103,7 @@ class Creation:
     async def _existing(self, stream: str, spec: StreamSpec) -> Reply | None:
         """Return the reply for a stream that exists already, or None if there is none."""
         try:
-            found = await self._store.describe(stream)
+            found = await self.store.describe(stream)
         except UnknownStreamError:
             return None
         if found.spec != spec.pack():

@@ -24,12 +24,7 @@ _TRIM_SECONDS = 2.0
 
 
 class DecisionLog:
-    """Reads and deletes entries of the decision log.
-
-    Args:
-        store: where the entries are.
-        config: the settings of the service.
-    """
+    """Reads and deletes entries of the decision log."""
 
     def __init__(self, store: Store, config: ServeConfig):
         self._store = store

@@ -15,14 +15,9 @@ RENEWALS = 3
 class WorkerLease:
     """Renews the lease at the store, and knows the store's time.
 
-    Args:
-        worker: name of the worker.
-        incarnation: which of the processes with that name this is.
-        store: where the lease is kept.
-        config: the settings of the service.
-        metrics: where renewals are counted.
-
     Attributes:
+        worker: its name.
+        incarnation: which of the processes with that name this is.
         superseded: whether another process with the same name has the lease now.
         on_lost: called if the lease has ended, or the store was replaced: others may have changed any stream.
         on_taken: called with the streams that other workers took over meanwhile, and their epochs.

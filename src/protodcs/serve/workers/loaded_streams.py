@@ -66,15 +66,6 @@ class _FailedLoad:
 class LoadedStreams:
     """Loads, holds and unloads streams. All streams are discarded if the lease is lost.
 
-    Args:
-        lease: of the worker.
-        store: where the streams are kept.
-        config: the settings of the service.
-        metrics: where loads are counted.
-        computing: threads for large states.
-        turns: shares the time of the event loop.
-        changes: writes snapshots.
-
     Attributes:
         loaded: the streams in memory; the one that was used last is the last one.
         busy: loads and unloads under way.

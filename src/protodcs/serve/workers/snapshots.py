@@ -2,6 +2,7 @@
 
 import struct
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from ...core.prototypes import Prototypes
@@ -23,53 +24,34 @@ from .size_limits import SizeLimits
 _POSITION = struct.Struct("<Q")
 
 
+@dataclass(frozen=True)
 class Snapshots:
-    """Serves requests about saved snapshots and whole states, for one worker.
+    """Serves requests about saved snapshots and whole states, for one worker."""
 
-    Args:
-        store: where snapshots are kept.
-        config: the settings of the service.
-        quotas: of the tenants.
-        sizes: the limits on a stream.
-        streams: those in memory.
-        changes: changes them.
-        computing: where states are computed.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        config: ServeConfig,
-        quotas: Quotas,
-        sizes: SizeLimits,
-        streams: LoadedStreams,
-        changes: Changes,
-        computing: Computing,
-    ):
-        self._store = store
-        self._max_snapshots = config.max_snapshots
-        self._quotas = quotas
-        self._sizes = sizes
-        self._streams = streams
-        self._changes = changes
-        self._computing = computing
+    store: Store
+    config: ServeConfig
+    quotas: Quotas
+    sizes: SizeLimits
+    streams: LoadedStreams
+    changes: Changes
+    computing: Computing
 
     async def save(self, request: Request) -> Reply:
         """Save the present state under a name."""
-        loaded = await self._streams.get(request.stream, request.stand_in)
+        loaded = await self.streams.get(request.stream, request.stand_in)
         async with loaded.saving:
-            found = await self._changes.applied(loaded, Kind.SAVE_SNAPSHOT, request)
+            found = await self.changes.applied(loaded, Kind.SAVE_SNAPSHOT, request)
             if found is not None:
                 return done_reply(found, repeated=True)
             name = request.payload.decode()
-            saved_before = await self._store.saved_snapshots(request.stream)
-            if name not in saved_before and len(saved_before) >= self._max_snapshots:
+            saved_before = await self.store.saved_snapshots(request.stream)
+            if name not in saved_before and len(saved_before) >= self.config.max_snapshots:
                 return Reply(
                     ReplyStatus.CONFLICT,
                     f"The stream has {len(saved_before)} saved snapshots, which is the limit. Delete one first.",
                     code="too_many_snapshots",
                 )
-            saved = await self._store.saved_snapshot(request.stream, name) if name in saved_before else None
+            saved = await self.store.saved_snapshot(request.stream, name) if name in saved_before else None
             # An earlier attempt at this request may have saved it before its worker died: that one stays.
             if saved is None or not _saved_by(saved, request.key):
                 if saved is not None and not request.replace:
@@ -78,41 +60,41 @@ class Snapshots:
                         f"The stream has a snapshot {name!r} already. Choose another name, or replace it explicitly.",
                         code="snapshot_exists",
                     )
-                self._quotas.check(request.stream)
+                self.quotas.check(request.stream)
                 # Taken before the wait, so that all of it is durable after the wait.
                 async with loaded.in_use:
                     position = loaded.live.position
-                    state = _pack(await self._computing.run(loaded, loaded.live.state), position, request.key)
+                    state = _pack(await self.computing.run(loaded, loaded.live.state), position, request.key)
                 await loaded.journal.wait_durable()
-                await self._store.save_snapshot(request.stream, loaded.live.fence, name, state)
-                self._quotas.add(request.stream, len(state))
-            return await self._changes.apply(loaded, Kind.SAVE_SNAPSHOT, request, request.payload)
+                await self.store.save_snapshot(request.stream, loaded.live.fence, name, state)
+                self.quotas.add(request.stream, len(state))
+            return await self.changes.apply(loaded, Kind.SAVE_SNAPSHOT, request, request.payload)
 
     async def delete(self, request: Request) -> Reply:
         """Delete a saved snapshot."""
-        loaded = await self._streams.get(request.stream, request.stand_in)
+        loaded = await self.streams.get(request.stream, request.stand_in)
         async with loaded.saving:
-            found = await self._changes.applied(loaded, Kind.DELETE_SNAPSHOT, request)
+            found = await self.changes.applied(loaded, Kind.DELETE_SNAPSHOT, request)
             if found is not None:
                 return done_reply(found, repeated=True)
             name = request.payload.decode()
-            if name not in await self._store.saved_snapshots(request.stream):
+            if name not in await self.store.saved_snapshots(request.stream):
                 raise _unknown(request)
-            await self._store.delete_snapshot(request.stream, loaded.live.fence, name)
-            return await self._changes.apply(loaded, Kind.DELETE_SNAPSHOT, request, request.payload)
+            await self.store.delete_snapshot(request.stream, loaded.live.fence, name)
+            return await self.changes.apply(loaded, Kind.DELETE_SNAPSHOT, request, request.payload)
 
     async def list_names(self, request: Request) -> Reply:
         """Return the names of the saved snapshots."""
         # A stream that cannot be loaded can be restored from these.
         with suppress(NotLoadedError):
-            await self._streams.get(request.stream, request.stand_in)
-        return Reply(ReplyStatus.DONE, facts={"snapshots": await self._store.saved_snapshots(request.stream)})
+            await self.streams.get(request.stream, request.stand_in)
+        return Reply(ReplyStatus.DONE, facts={"snapshots": await self.store.saved_snapshots(request.stream)})
 
     async def describe(self, request: Request) -> Reply:
         """Return what the stream would be after a roll-back. Nothing changes."""
-        live = (await self._streams.get(request.stream, request.stand_in)).live
+        live = (await self.streams.get(request.stream, request.stand_in)).live
         saved = await self._saved_state(request, live.spec, live.prototypes)
-        facts = await self._computing.in_thread(partial(live.describe_state, saved.state))
+        facts = await self.computing.in_thread(partial(live.describe_state, saved.state))
         return Reply(ReplyStatus.DONE, facts={**facts, "position": saved.position})
 
     async def roll_back(self, request: Request) -> Reply:
@@ -126,31 +108,31 @@ class Snapshots:
     async def _restore(self, request: Request, find: FindState) -> Reply:
         """Restore the state that `find` returns, also if the stream cannot be loaded."""
         try:
-            loaded = await self._streams.get(request.stream, request.stand_in)
+            loaded = await self.streams.get(request.stream, request.stand_in)
         except NotLoadedError:
-            self._quotas.check(request.stream)
-            loaded = await self._streams.repair(request, find)
+            self.quotas.check(request.stream)
+            loaded = await self.streams.repair(request, find)
         async with loaded.saving:
-            found = await self._changes.applied(loaded, Kind.RESTORE, request)
+            found = await self.changes.applied(loaded, Kind.RESTORE, request)
             if found is not None:
                 return done_reply(found, repeated=True)
-            self._quotas.check(request.stream)
+            self.quotas.check(request.stream)
             state, position = await find(request, loaded.live.spec, loaded.live.prototypes)
-            return await self._changes.apply(loaded, Kind.RESTORE, request, state, position)
+            return await self.changes.apply(loaded, Kind.RESTORE, request, state, position)
 
     async def _saved_state(self, request: Request, spec: StreamSpec, prototypes: Prototypes) -> RestorableState:
-        saved = await self._store.saved_snapshot(request.stream, request.payload.decode())
+        saved = await self.store.saved_snapshot(request.stream, request.payload.decode())
         if saved is None:
             raise _unknown(request)
         found = _unpack(saved)
-        check_size, dimension = partial(self._sizes.check, request.stream), prototypes.unit.shape[1]
-        await self._computing.in_thread(partial(check_state, found.state, spec, dimension, check_size))
+        check_size, dimension = partial(self.sizes.check, request.stream), prototypes.unit.shape[1]
+        await self.computing.in_thread(partial(check_state, found.state, spec, dimension, check_size))
         return found
 
     async def _sent_state(self, request: Request, spec: StreamSpec, prototypes: Prototypes) -> RestorableState:
-        check_size = partial(self._sizes.check, request.stream)
+        check_size = partial(self.sizes.check, request.stream)
         load = partial(imported_state, request.payload, spec, prototypes, check_size)
-        return RestorableState(await self._computing.in_thread(load))
+        return RestorableState(await self.computing.in_thread(load))
 
 
 def _unknown(request: Request) -> UnknownSnapshotError:

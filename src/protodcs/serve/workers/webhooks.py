@@ -124,17 +124,10 @@ class _Delivery:
 
 
 class Webhooks:
-    """The webhooks of all tenants, and deliveries of those whose lease this worker holds.
+    """The webhooks of all tenants, and deliveries of those whose lease this worker holds."""
 
-    Args:
-        store: where webhooks, their places and dead letters are stored.
-        config: the settings of the service.
-        worker: the name of the worker.
-    """
-
-    def __init__(self, store: Store, config: ServeConfig, worker: str = "worker-0"):
+    def __init__(self, store: Store, config: ServeConfig):
         self._store = store
-        self._worker = worker
         self._incarnation = secrets.token_hex(8)
         self._attempts = config.webhook_attempts
         self._allow_private = config.webhook_private_targets
@@ -417,12 +410,7 @@ def _addresses(host: str, port: int, flags: int = 0) -> list[str]:
 
 
 async def resolve(url: str, allow_private: bool) -> Target:
-    """Return where a URL leads. Raise InputError if deliveries may not go there.
-
-    Args:
-        url: of the receiver.
-        allow_private: whether loopback addresses and private networks are allowed.
-    """
+    """Return where the URL of a receiver leads. Raise InputError if deliveries may not go there."""
     try:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)

@@ -52,12 +52,8 @@ _ROUND = 1.0
 class Worker:
     """Holds streams loaded and serves requests on them. All its functions are called from one event loop.
 
-    Args:
-        name: which of the workers this is; its successor after a crash has the same one.
-        store: where the streams are kept.
-        config: the settings of the service.
-
     Attributes:
+        name: which of the workers this is; its successor after a crash has the same one.
         pipeline: serves requests.
         streams: those in memory.
     """
