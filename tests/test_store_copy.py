@@ -1,6 +1,6 @@
 """`protodcs store copy`, and stores of the layout before: everything is there afterwards, also if a process was killed.
 
-`layouts/stores/layout-5.tar.xz` is the folder of a killed process of commit 8c23615. It has streams with and without a
+`layouts/stores/layout-6.tar.xz` is the folder of a killed process of commit d492d33. It has streams with and without a
 tenant, a snapshot, a saved one, records behind it, a log with keys of all kinds, a thumbnail, a roll-back, a notice, a
 document, and what a deleted stream left behind.
 """
@@ -35,8 +35,8 @@ def url():
 
 @pytest.fixture
 def old(tmp_path):
-    """The folder of a store in layout 5."""
-    with tarfile.open(Path(__file__).parent / "layouts" / "stores" / "layout-5.tar.xz") as archive:
+    """The folder of a store in layout 6."""
+    with tarfile.open(Path(__file__).parent / "layouts" / "stores" / "layout-6.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     return tmp_path / "streams"
 
@@ -59,7 +59,7 @@ async def rows_of(address):
 
 
 async def check_old(store):
-    """The store has what the process of layout 5 wrote."""
+    """The store has what the process of layout 6 wrote."""
     assert sorted([stream async for stream in store.streams()]) == ["acme/a", "acme/b", "plain"]
     assert await store.usage() == {"": 21, "acme": 48}
     assert await store.log_usage() == {"acme": 488}
@@ -118,7 +118,7 @@ print("opened")
 
 
 async def test_a_migration_that_is_killed_anywhere_loses_nothing(old):
-    for statements in (3, 5, 8, 11, 12, 14, 16, 18, 20, 22):
+    for statements in (3, 5, 8, 10, 11, 12, 13, 14):
         command = [sys.executable, "-c", KILLED, str(old), str(statements)]
         killed = subprocess.run(command, capture_output=True, text=True, check=False)
         assert killed.returncode == -9, killed.stderr
@@ -130,13 +130,8 @@ async def test_a_copy_to_postgresql_and_back_is_the_same(old, url, tmp_path):
     assert await copy_store(f"sqlite:{old}", url) == 3
     assert await copy_store(url, f"sqlite:{tmp_path / 'back'}") == 3
     first = await rows_of(f"sqlite:{old}")
-    first[0]["log"] = sorted(first[0]["log"])
-    copied = await rows_of(url)
-    assert copied[1] == first[1]
-    assert {table: rows for table, rows in copied[0].items() if table != "log"} == {
-        table: rows for table, rows in first[0].items() if table != "log"
-    }
-    assert await rows_of(f"sqlite:{tmp_path / 'back'}") == copied
+    assert await rows_of(url) == first
+    assert await rows_of(f"sqlite:{tmp_path / 'back'}") == first
     for address in (url, f"sqlite:{tmp_path / 'back'}"):
         async with opened(address) as store:
             await check_old(store)

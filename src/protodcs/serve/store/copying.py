@@ -14,7 +14,6 @@ from ...errors import InputError, StoreError, without_passwords
 from .base import Store
 from .commit_marks import CommitMarks
 from .inspection import DATABASE
-from .log_tables import packed_key
 from .months import month_of
 from .schema import LAYOUT, SQLITE, USAGE
 from .sqlite import SqliteStore, new_folder
@@ -114,8 +113,6 @@ async def _pages(store: Store, table: str) -> AsyncIterator[Rows]:
 
 def _changed(table: str, row: tuple[Any, ...], tenant: str) -> tuple[Any, ...]:
     """Return a row with the new tenant, if it has none."""
-    if table == "log" and isinstance(row[2], str):
-        return (*row[:2], packed_key(row[2]), *row[3:])
     if tenant and table == "streams" and not row[2]:
         return (row[0], to_bytes(f"{tenant}/") + row[1], to_bytes(tenant), *row[3:])
     if tenant and table in ("uses", "notices") and not row[1]:

@@ -22,7 +22,7 @@ from .schema import LAYOUT
 DATABASE: Final = "streams.db"
 WAL: Final = f"{DATABASE}-wal"
 # Layouts that this version reads. It changes older ones to the newest.
-_READS: Final = range(5, LAYOUT + 1)
+_READS: Final = range(6, LAYOUT + 1)
 # Problems of the database that a report names, at most.
 _MAX_PROBLEMS: Final = 10
 

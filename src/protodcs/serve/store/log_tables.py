@@ -80,7 +80,7 @@ class LogTables:
                     (
                         key,
                         entry.time,
-                        packed_key(entry.key),
+                        _packed_key(entry.key),
                         entry.image_ref,
                         entry.outcome_code,
                         self._classes[entry.nearest_class],
@@ -487,7 +487,7 @@ def _entry(row: tuple[Any, ...]) -> LogEntry:
     )
 
 
-def packed_key(key: str) -> bytes:
+def _packed_key(key: str) -> bytes:
     """Return an idempotency key as it is stored."""
     if _HEXADECIMAL.fullmatch(key):
         return bytes.fromhex(key)
@@ -495,10 +495,7 @@ def packed_key(key: str) -> bytes:
     return _TEXT + data if len(data) == 16 else data
 
 
-def _unpacked_key(data: bytes | str) -> str:
-    # Layout 5 stored text as such.
-    if isinstance(data, str):
-        return data
+def _unpacked_key(data: bytes) -> str:
     return data.hex() if len(data) == 16 else data.removeprefix(_TEXT).decode()
 
 

@@ -13,7 +13,8 @@ POSITION_BITS: Final = 32
 
 # Specs, snapshots and records are apart from `streams`, so that an append changes few pages. The key of a record or log
 # entry is the number of its stream and its position, so that those of a stream are one range. In PostgreSQL the log and
-# its thumbnails have a table for each month, which can be dropped.
+# its thumbnails have a table for each month, which can be dropped. Writers that share a database count the usage of a
+# tenant in different rows, so that none of them waits for another one's commit.
 TABLES: Final = """
 CREATE TABLE streams (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -88,15 +89,6 @@ CREATE TABLE log_roll_backs (
     stream INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL, PRIMARY KEY (stream, first, last)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE log_deleted (stream INTEGER PRIMARY KEY) STRICT;
-"""
-
-# Bytes of an entry of the log: image reference, thumbnail, and what all entries take, indexes included.
-ENTRY_BYTES: Final = 110
-ENTRY_SIZE: Final = f"{ENTRY_BYTES} + coalesce(octet_length(image_ref), 0) + thumbnail"
-
-# What came with layout 6. Writers that share a database count the usage of a tenant in different rows, so that none of
-# them waits for another one's commit.
-_LAYOUT_6: Final = """
 CREATE TABLE unused (name BLOB PRIMARY KEY, size INTEGER NOT NULL, put REAL NOT NULL) STRICT;
 CREATE TABLE usage (
     tenant BLOB NOT NULL,
@@ -115,6 +107,10 @@ CREATE TABLE log_sizes (
 ) STRICT, WITHOUT ROWID /*+ WITH (fillfactor = 50) */;
 CREATE INDEX log_sizes_by_month ON log_sizes (month);
 """
+
+# Bytes of an entry of the log: image reference, thumbnail, and what all entries take, indexes included.
+ENTRY_BYTES: Final = 110
+ENTRY_SIZE: Final = f"{ENTRY_BYTES} + coalesce(octet_length(image_ref), 0) + thumbnail"
 
 # What came with layout 7.
 _LAYOUT_7: Final = """
@@ -143,11 +139,11 @@ CREATE TABLE taken (
 );
 """
 
-SQLITE: Final = f"""{TABLES}{_LAYOUT_6}{_LAYOUT_7}
+SQLITE: Final = f"""{TABLES}{_LAYOUT_7}
 CREATE TABLE commits (number INTEGER NOT NULL) STRICT;
 INSERT INTO commits VALUES (0);
 """
-POSTGRES: Final = f"""{TABLES}{_LAYOUT_6}{_LAYOUT_7}{LEASES}
+POSTGRES: Final = f"""{TABLES}{_LAYOUT_7}{LEASES}
 CREATE FUNCTION store_clock() RETURNS double precision LANGUAGE sql VOLATILE
     AS 'SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)';
 CREATE FUNCTION lease_clock() RETURNS double precision LANGUAGE sql VOLATILE AS 'SELECT store_clock()';
@@ -176,35 +172,7 @@ class Migration(NamedTuple):
     breaks: bool = False
 
 
-MIGRATIONS: Final = [
-    # Layout 5 was only written by SQLite.
-    Migration(
-        6,
-        f"""
-ALTER TABLE streams ADD COLUMN token TEXT NOT NULL DEFAULT 'nobody';
-ALTER TABLE streams ADD COLUMN worker BLOB;
-ALTER TABLE streams ADD COLUMN incarnation BLOB;
-ALTER TABLE streams ADD COLUMN moved_until REAL NOT NULL DEFAULT 0;
-CREATE TABLE names (number INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE) STRICT;
-INSERT INTO names SELECT number, CAST(name AS BLOB) FROM log_classes;
-DROP TABLE log_classes;
-ALTER TABLE names RENAME TO log_classes;
-ALTER TABLE log_thumbnails ADD COLUMN time INTEGER NOT NULL DEFAULT 0;
-UPDATE log_thumbnails SET time = coalesce((SELECT time FROM log WHERE log.key = log_thumbnails.key), 0);
-DROP TABLE unused;
-DROP TABLE log_sizes;
-{_LAYOUT_6}
-INSERT INTO log_sizes
-    SELECT key >> {POSITION_BITS}, CAST(strftime('%Y%m', time / 1000, 'unixepoch') AS INTEGER) AS month,
-        count(*), sum({ENTRY_SIZE})
-    FROM log GROUP BY key >> {POSITION_BITS}, month;
-INSERT INTO usage {USAGE};
-""",
-        "",
-        breaks=True,
-    ),
-    Migration(7, _LAYOUT_7, f"{_LAYOUT_7}{_POSTGRES_7}"),
-]
+MIGRATIONS: Final = [Migration(7, _LAYOUT_7, f"{_LAYOUT_7}{_POSTGRES_7}")]
 
 _TYPES: Final = {
     "AUTOINCREMENT": "GENERATED ALWAYS AS IDENTITY",
