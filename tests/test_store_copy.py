@@ -7,10 +7,11 @@ document, and what a deleted stream left behind.
 
 import asyncio
 import json
+import sqlite3
 import subprocess
 import sys
 import tarfile
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -247,3 +248,14 @@ def test_a_check_of_postgresql_names_what_is_missing_and_what_is_counted_wrongly
     ]
     assert "prototypes of the stream 'plain' are missing" in found["problems"]
     assert "the usage of the tenant 'acme' is counted wrongly" in found["problems"]
+
+
+def test_a_check_of_sqlite_names_what_is_missing(old):
+    with closing(sqlite3.connect(old / "streams.db")) as database, database:
+        database.execute("DELETE FROM records WHERE key = (SELECT max(key) FROM records)")
+        database.execute("DELETE FROM blobs")
+    bad = CliRunner().invoke(app, ["store", "check", str(old), "--json"])
+    assert bad.exit_code == 1
+    problems = json.loads(bad.output)["problems"]
+    assert "records of the stream 'acme/a' are missing" in problems
+    assert "prototypes of the stream 'plain' are missing" in problems

@@ -32,7 +32,7 @@ from ..log.notices import Notice
 from ..settings import tenant_of
 from .log_tables import LogTables, append_notices, read_notices, read_page, read_tenant_notices
 from .schema import POSITION_BITS
-from .transaction import Added, Rows, StaleError, Transaction, add_usage, to_bytes, to_text
+from .transaction import Added, Rows, Rule, StaleError, Transaction, add_usage, to_bytes, to_text
 from .values import (
     AcquiredStream,
     Batch,
@@ -162,9 +162,7 @@ class Store:
     def _place(self) -> str:
         raise NotImplementedError
 
-    async def _write(
-        self, work: Callable[[Transaction], Awaitable[T]], *, may_use_reserve: bool = False, counts: bool = True
-    ) -> T:
+    async def _write(self, work: Rule[T], *, may_use_reserve: bool = False, counts: bool = True) -> T:
         """Return the result of a rule when its transaction is durable. A rule may be called more than once.
 
         Args:
@@ -174,7 +172,7 @@ class Store:
         """
         raise NotImplementedError
 
-    async def _read(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
+    async def _read(self, work: Rule[T]) -> T:
         """Return what a rule reads at one moment beside the writes. It is durable."""
         raise NotImplementedError
 
@@ -748,16 +746,14 @@ class Store:
         Raises:
             UnknownStreamError: there is no such stream.
         """
-        return await self._read(lambda tx: _of_stream(tx, stream, lambda number: read_page(tx, number, query)))
+        return await self._read_of(stream, lambda tx, number: read_page(tx, number, query))
 
     async def read_notices(self, stream: str, after: tuple[int, int] | None, since: int | None = None) -> list[Notice]:
         """Return the notices of a stream after a position and number, or from a time on, in order.
 
         A store keeps the newest ones. It returns nothing that is not durable. Raises UnknownStreamError.
         """
-        return await self._read(
-            lambda tx: _of_stream(tx, stream, lambda number: read_notices(tx, number, after, since))
-        )
+        return await self._read_of(stream, lambda tx, number: read_notices(tx, number, after, since))
 
     async def read_tenant_notices(self, tenant: str, after: int, limit: int) -> list[tuple[int, str, Notice]]:
         """Return notices of a tenant whose ids are above `after`: id, stream and content, in the order of ids.
@@ -779,7 +775,7 @@ class Store:
             found: bytes | None = _first(await tx.rows("SELECT data FROM log_thumbnails WHERE key = ?", key))
             return found
 
-        return await self._read(lambda tx: _of_stream(tx, stream, lambda number: read(tx, number)))
+        return await self._read_of(stream, read)
 
     async def purge_log(self, stream: str, wanted: Purge) -> int:
         """Delete entries of the decision log of a stream for good, and return how many. Raises UnknownStreamError."""
@@ -794,7 +790,7 @@ class Store:
         """Delete the thumbnails of all streams for good. The other fields of the decision log stay."""
         await self._delete_for_good(self._log.delete_thumbnails)
 
-    async def _delete_for_good(self, delete: Callable[[Transaction], Awaitable[int]]) -> int:
+    async def _delete_for_good(self, delete: Rule[int]) -> int:
         """Call `delete` until it deletes nothing any more, and return how many rows it deleted."""
         deleted = 0
         while count := await self._write(delete, may_use_reserve=True):
@@ -822,6 +818,14 @@ class Store:
 
     # Helpers.
 
+    async def _read_of(self, stream: str, work: Callable[[Transaction, int], Awaitable[T]]) -> T:
+        """Return what is read of the stream with a number. Raise UnknownStreamError if there is no such stream."""
+
+        async def read(tx: Transaction) -> T:
+            return await work(tx, _only(stream, await tx.rows(_FIND, to_bytes(stream))).number)
+
+        return await self._read(read)
+
     async def _ask(self, statement: str, *values: Any) -> Rows:
         """Return the rows of one statement."""
         return await self._write(lambda tx: tx.rows(statement, *values))
@@ -835,11 +839,6 @@ class Store:
 
     def __repr__(self) -> str:
         return f"<{self._place}>"
-
-
-async def _of_stream(tx: Transaction, stream: str, work: Callable[[int], Awaitable[T]]) -> T:
-    """Return what `work` reads of a stream. Raise UnknownStreamError if there is no such stream."""
-    return await work(_only(stream, await tx.rows(_FIND, to_bytes(stream))).number)
 
 
 def _only(stream: str, found: Rows) -> Stream:

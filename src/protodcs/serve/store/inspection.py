@@ -17,7 +17,8 @@ from typing import Final
 from ...atomic_io import lock_folder
 from ...errors import InputError, StoreError
 from .commit_marks import MARKS, CommitMarks, Mark, read_marks
-from .schema import LAYOUT
+from .schema import GAPS, LAYOUT
+from .transaction import to_text
 
 DATABASE: Final = "streams.db"
 WAL: Final = f"{DATABASE}-wal"
@@ -178,10 +179,7 @@ def _check(folder: Path) -> StoreReport:
             positions: dict[str, int] = {}
             problems = [f"{DATABASE} is missing or empty"]
         else:
-            positions = {
-                name.decode("utf-8", "surrogatepass"): finish
-                for name, finish in database.execute("SELECT id, finish FROM streams")
-            }
+            positions = {to_text(name): finish for name, finish in database.execute("SELECT id, finish FROM streams")}
             problems = _problems(database)
     commits = commits or 0
     newer = [mark for mark in marks if mark.number > commits]
@@ -203,15 +201,12 @@ def _check(folder: Path) -> StoreReport:
 
 
 def _problems(database: sqlite3.Connection) -> list[str]:
-    """Return what is wrong with the pages of a database, and which streams lack records."""
+    """Return what is wrong with the pages of a database, and which streams lack something."""
     try:
         found = [line for (line,) in database.execute(f"PRAGMA integrity_check({_MAX_PROBLEMS})") if line != "ok"]
         if found:
             return found
-        gaps = database.execute(
-            "SELECT id FROM streams WHERE finish - start != (SELECT count(*) FROM records "
-            "WHERE key >= (number << 32) + start AND key < (number << 32) + finish)"
-        )
-        return [f"records of the stream {name.decode(errors='replace')!r} are missing" for (name,) in gaps]
+        gaps = database.execute(GAPS)
+        return [f"{what} of the stream {to_text(stream)!r} are missing" for stream, what in gaps]
     except sqlite3.DatabaseError as problem:
         return [str(problem)]

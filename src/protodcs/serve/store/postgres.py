@@ -11,7 +11,7 @@ import random
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import cache
 from typing import Any, Final, NamedTuple, Self, TypeVar
@@ -27,11 +27,10 @@ from ..log.entries import LogEntry
 from .base import Store
 from .log_tables import LogTables
 from .months import month_of, range_of
-from .schema import LAYOUT, MIGRATIONS, POSITION_BITS, POSTGRES, USAGE, for_postgres, query_for_postgres
-from .transaction import Added, Rows, StaleError, Transaction, add_to_usage, add_usage, to_text
+from .schema import GAPS, LAYOUT, MIGRATIONS, POSITION_BITS, POSTGRES, USAGE, for_postgres, query_for_postgres
+from .transaction import Rows, Rule, StaleError, Transaction, add_to_usage, add_usage, to_text
 
 T = TypeVar("T")
-Rule = Callable[[Transaction], Awaitable[T]]
 Connection = psycopg.AsyncConnection[Any]
 
 # Usage of a tenant is counted in so many rows. Each connection uses one of them, so commits seldom wait for another.
@@ -50,17 +49,6 @@ _DROP_SECONDS: Final = 60.0
 # Unless these are on, PostgreSQL can lose acknowledged writes.
 _SAFE_SETTINGS: Final = ("fsync", "full_page_writes")
 
-# At most ten problems of each kind.
-_GAPS: Final = f"""
-SELECT id, what FROM (
-    SELECT id, 'records' AS what FROM streams WHERE finish - start <> (
-        SELECT count(*) FROM records
-        WHERE key >= (number << {POSITION_BITS}) + start AND key < (number << {POSITION_BITS}) + finish)
-    UNION ALL SELECT id, 'settings' FROM streams WHERE NOT EXISTS (SELECT 1 FROM specs WHERE stream = number)
-    UNION ALL SELECT id, 'prototypes' FROM streams JOIN uses ON stream = number
-        WHERE NOT EXISTS (SELECT 1 FROM blobs WHERE name = blob)
-) AS gaps LIMIT 10
-"""
 _WRONG_USAGE: Final = f"""
 SELECT tenant FROM (
     SELECT tenant, streams, bytes, log_bytes FROM usage
@@ -74,7 +62,7 @@ SELECT tenant FROM (
 _STALE: Final = (psycopg.errors.DivisionByZero, psycopg.errors.CheckViolation, psycopg.errors.LockNotAvailable)
 
 
-class _Transaction:
+class _Transaction(Transaction):
     """A transaction of one connection.
 
     Changes of many rows wait until something is read, or until the end. If nothing was read by then, all of them are
@@ -82,12 +70,11 @@ class _Transaction:
     """
 
     def __init__(self, connection: Connection):
+        super().__init__()
         self._connection = connection
         self._pipeline = AsyncExitStack()
         self._begun = False
         self._changes: list[_Change] = []
-        self.added: dict[bytes, Added] = {}
-        self.ends: dict[str, int] = {}
 
     async def _send(self, statement: str, values: Sequence[Any]) -> "psycopg.AsyncRawCursor[Any]":
         cursor = psycopg.AsyncRawCursor(self._connection)
@@ -118,10 +105,6 @@ class _Transaction:
         """Leave the pipeline after an error."""
         with suppress(psycopg.Error):
             await self._pipeline.aclose()
-
-    async def rows(self, statement: str, *values: Any) -> Rows:
-        (found,) = await self.rows_of_all((statement, *values))
-        return found
 
     async def rows_of_all(self, *statements: tuple[Any, ...]) -> list[Rows]:
         await self.begin()
@@ -367,8 +350,8 @@ class PostgresStore(Store):
         """
 
         async def find(tx: Transaction) -> list[str]:
-            found = await tx.rows(_GAPS)
-            problems = [f"{what} of the stream {to_text(stream)!r} are missing" for stream, what in found]
+            gaps = await tx.rows(GAPS)
+            problems = [f"{what} of the stream {to_text(stream)!r} are missing" for stream, what in gaps]
             wrong = await tx.rows(_WRONG_USAGE)
             return problems + [f"the usage of the tenant {to_text(tenant)!r} is counted wrongly" for (tenant,) in wrong]
 

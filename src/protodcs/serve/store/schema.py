@@ -130,6 +130,18 @@ SELECT tenant, 0, CAST(sum(streams) AS BIGINT), CAST(sum(bytes) AS BIGINT), CAST
 ) AS counted GROUP BY tenant
 """
 
+# Streams that lack something, and what; at most ten.
+GAPS: Final = f"""
+SELECT id, what FROM (
+    SELECT id, 'records' AS what FROM streams WHERE finish - start <> (
+        SELECT count(*) FROM records
+        WHERE key >= (number << {POSITION_BITS}) + start AND key < (number << {POSITION_BITS}) + finish)
+    UNION ALL SELECT id, 'settings' FROM streams WHERE NOT EXISTS (SELECT 1 FROM specs WHERE stream = number)
+    UNION ALL SELECT id, 'prototypes' FROM streams JOIN uses ON stream = number
+        WHERE NOT EXISTS (SELECT 1 FROM blobs WHERE name = blob)
+) AS gaps LIMIT 10
+"""
+
 # Leases. In SQLite they are in memory, because they end with its process.
 LEASES: Final = """
 CREATE TABLE leases (worker BLOB PRIMARY KEY, incarnation BLOB NOT NULL, until REAL NOT NULL);

@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -26,11 +26,10 @@ from .commit_marks import CommitMarks, Mark, read_marks
 from .inspection import DATABASE, WAL, connect_read_only, count_commits, refuse_fewer, refuse_loss
 from .reserve import RESERVE, Reserve
 from .schema import LAYOUT, LEASES, MIGRATIONS, SQLITE
-from .transaction import Added, Rows, Transaction, add_to_usage
+from .transaction import Rows, Rule, Transaction, add_to_usage
 from .values import Totals
 
 T = TypeVar("T")
-Rule = Callable[[Transaction], Awaitable[T]]
 
 # Prepared statements in memory. Those with many rows of values differ by the number of rows.
 _STATEMENTS: Final = 512
@@ -48,16 +47,12 @@ _VACUUMS_AT_ONCE: Final = 10
 _ROOM: Final = 1 << 20
 
 
-class _Transaction:
+class _Transaction(Transaction):
     """A transaction of a connection that one thread uses. Nothing here ever waits for another coroutine."""
 
     def __init__(self, database: sqlite3.Connection):
+        super().__init__()
         self._database = database
-        self.added: dict[bytes, Added] = {}
-        self.ends: dict[str, int] = {}
-
-    async def rows(self, statement: str, *values: Any) -> Rows:
-        return self._database.execute(statement, values).fetchall()
 
     async def rows_of_all(self, *statements: tuple[Any, ...]) -> list[Rows]:
         return [self._database.execute(statement, values).fetchall() for statement, *values in statements]

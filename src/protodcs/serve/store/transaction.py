@@ -1,12 +1,13 @@
 """Transactions as the rules of a SQL store see them, and what they add to the usage of tenants."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
+T = TypeVar("T")
 Rows = list[tuple[Any, ...]]
 
 
-class Transaction(Protocol):
+class Transaction:
     """Statements that have their effect together or not at all. `?` stands for a value, `{rows}` for a table of values.
 
     Attributes:
@@ -14,36 +15,41 @@ class Transaction(Protocol):
         ends: where the journals end to which it appends.
     """
 
-    added: dict[bytes, "Added"]
-    ends: dict[str, int]
+    def __init__(self) -> None:
+        self.added: dict[bytes, Added] = {}
+        self.ends: dict[str, int] = {}
 
     async def rows(self, statement: str, *values: Any) -> Rows:
         """Execute a statement, and return its rows."""
-        ...
+        (found,) = await self.rows_of_all((statement, *values))
+        return found
 
     async def rows_of_all(self, *statements: tuple[Any, ...]) -> list[Rows]:
         """Execute statements with their values in one round trip, and return the rows of each."""
-        ...
+        raise NotImplementedError
 
     async def run(self, statement: str, *values: Any) -> None:
         """Execute a statement. An error may come later, before the end of the transaction."""
-        ...
+        raise NotImplementedError
 
     async def run_many(self, statement: str, types: str, rows: Sequence[tuple[Any, ...]]) -> None:
         """Execute a statement whose `{rows}` are these rows of values, if there are any; `types` are their types."""
-        ...
+        raise NotImplementedError
 
     async def rows_of_many(self, statement: str, types: str, rows: Sequence[tuple[Any, ...]]) -> Rows:
         """Do the same, and return the rows of the result."""
-        ...
+        raise NotImplementedError
 
     async def change_all(self, statement: str, types: str, rows: Sequence[tuple[Any, ...]]) -> None:
         """Change one row of a table for each row of values. Raise StaleError if one is missing, possibly later."""
-        ...
+        raise NotImplementedError
 
     async def wait_turn(self, tenant: bytes) -> None:
         """Wait until no other transaction that called this for the tenant is under way."""
-        ...
+        raise NotImplementedError
+
+
+Rule = Callable[[Transaction], Awaitable[T]]
 
 
 class StaleError(Exception):
