@@ -32,7 +32,6 @@ class Quotas:
         # The first includes the second.
         self._usage: dict[str, int] = {}
         self._log_usage: dict[str, int] = {}
-        self._full: set[str] = set()
 
     async def run(self) -> None:
         """Read the usage again and again, until it is cancelled."""
@@ -49,25 +48,19 @@ class Quotas:
         self._usage, self._log_usage = await self._store.usage(), await self._store.log_usage()
         for tenant, size in self._log_usage.items():
             self._usage[tenant] = self._usage.get(tenant, 0) + size
-        self._full = {tenant for tenant in self._usage if self._is_full(tenant)}
 
     def add(self, stream: str, size: int) -> None:
         """Count bytes that this worker writes."""
         tenant = tenant_of(stream)
         self._usage[tenant] = self._usage.get(tenant, 0) + size
-        if self._is_full(tenant):
-            self._full.add(tenant)
 
     def check(self, stream: str) -> None:
         """Raise QuotaError if the tenant of a stream uses all of the bytes that it may."""
         tenant = tenant_of(stream)
-        if tenant in self._full:
+        used, limit = self._usage.get(tenant, 0), tenant_bytes_of(self._config, tenant)
+        if limit is not None and used >= limit:
             raise QuotaError(
-                f"The tenant {tenant!r} uses {self._usage[tenant]} bytes of {tenant_bytes_of(self._config, tenant)}, "
-                f"{self._log_usage.get(tenant, 0)} of them in decision logs. Nothing was applied. Delete streams or "
-                "snapshots, purge logs, or ask the operator for a higher `tenant_bytes`."
+                f"The tenant {tenant!r} uses {used} bytes of {limit}, {self._log_usage.get(tenant, 0)} of them in "
+                "decision logs. Nothing was applied. Delete streams or snapshots, purge logs, or ask the operator for "
+                "a higher `tenant_bytes`."
             )
-
-    def _is_full(self, tenant: str) -> bool:
-        limit = tenant_bytes_of(self._config, tenant)
-        return limit is not None and self._usage[tenant] >= limit
