@@ -26,10 +26,11 @@ import ssl
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -142,7 +143,8 @@ class Webhooks:
 
     async def start(self) -> None:
         """Go on with the deliveries."""
-        self._sharing = asyncio.create_task(self._share_forever())
+        sharing = _repeat(self._share, self._changed, self._lease_seconds / _LOOKS_PER_LEASE)
+        self._sharing = asyncio.create_task(sharing)
 
     async def close(self) -> None:
         """Stop the deliveries. What was not confirmed is sent again, by another worker or after the next start."""
@@ -194,19 +196,8 @@ class Webhooks:
 
     # Leases.
 
-    async def _share_forever(self) -> None:
-        """Hold the leases of some webhooks, so that each has one worker that delivers."""
-        while True:
-            self._changed.clear()
-            try:
-                await self._share()
-            except StoreError as problem:
-                _log.warning("the webhooks cannot be read", extra=logs.with_fields(problem=str(problem)))
-            except Exception:
-                _log.exception("the webhooks cannot be shared")
-            await wait_at_most(self._changed, self._lease_seconds / _LOOKS_PER_LEASE)
-
     async def _share(self) -> None:
+        """Hold the leases of some webhooks, so that each has one worker that delivers."""
         webhooks = {webhook.document: webhook for webhook in await self._stored()}
         for document in self._deliveries.keys() - webhooks.keys():
             await self._forget(document)
@@ -224,7 +215,8 @@ class Webhooks:
         delivery = self._deliveries.get(document)
         if delivery is None:
             delivery = self._deliveries[document] = _Delivery(lease_end)
-            delivery.task = asyncio.create_task(self._deliver_all(webhook, delivery))
+            deliver = partial(self._deliver_new, webhook, delivery)
+            delivery.task = asyncio.create_task(_repeat(deliver, delivery.signal, self._poll_seconds))
         delivery.lease_end = lease_end
 
     async def _stop(self, document: str) -> None:
@@ -242,19 +234,8 @@ class Webhooks:
 
     # Deliveries.
 
-    async def _deliver_all(self, webhook: Webhook, delivery: _Delivery) -> None:
-        """Send notices, one after the other, until it is cancelled."""
-        while True:
-            delivery.signal.clear()
-            try:
-                await self._deliver_new(webhook, delivery)
-            except StoreError as problem:
-                _log.warning("a webhook cannot read its notices", extra=logs.with_fields(problem=str(problem)))
-            except Exception:
-                _log.exception("a webhook failed")
-            await wait_at_most(delivery.signal, self._poll_seconds)
-
     async def _deliver_new(self, webhook: Webhook, delivery: _Delivery) -> None:
+        """Send the notices behind the stored place, one after the other."""
         delivery.check_lease()
         # Read again each time: after the lease was lost, another worker may have sent some.
         cursors = await self._store.documents(_CURSOR)
@@ -323,6 +304,19 @@ class Webhooks:
             raise _RejectedError(f"The receiver answered with status {status}.")
 
 
+async def _repeat(work: Callable[[], Awaitable[None]], signal: asyncio.Event, seconds: float) -> None:
+    """Do some work at each signal and after so many seconds, until it is cancelled. Errors are logged."""
+    while True:
+        signal.clear()
+        try:
+            await work()
+        except StoreError as problem:
+            _log.warning("webhooks cannot use the store", extra=logs.with_fields(problem=str(problem)))
+        except Exception:
+            _log.exception("webhooks failed")
+        await wait_at_most(signal, seconds)
+
+
 def _dead_names(document: str, stored: Iterable[str]) -> list[str]:
     """Return those of some names that belong to the dead letters of a webhook."""
     return [name for name in stored if name.startswith(f"{document}/")]
@@ -385,24 +379,18 @@ async def _look_up(host: str, port: int) -> list[str]:
     """
     with suppress(OSError):
         return _addresses(host, port, socket.AI_NUMERICHOST)
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[list[str]] = loop.create_future()
-
-    def settle(put: Callable[[Any], None], value: Any) -> None:
-        if not found.done():
-            put(value)
+    found: Future[list[str]] = Future()
+    # If nobody waits any more, the result is dropped.
+    found.set_running_or_notify_cancel()
 
     def work() -> None:
         try:
-            done: tuple[Callable[[Any], None], Any] = found.set_result, _addresses(host, port)
-        except Exception as raised:
-            done = found.set_exception, raised
-        # The loop may be closed by now.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, *done)
+            found.set_result(_addresses(host, port))
+        except Exception as problem:
+            found.set_exception(problem)
 
     threading.Thread(target=work, name="webhook host", daemon=True).start()
-    return await found
+    return await asyncio.wrap_future(found)
 
 
 def _addresses(host: str, port: int, flags: int = 0) -> list[str]:
