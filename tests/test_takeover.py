@@ -216,7 +216,7 @@ class Network:
 
     def takeovers(self):
         """Return how many streams workers took from live ones."""
-        return sum(worker.counted._takeovers._value.get() for worker in self.workers.values())
+        return sum(worker.counted.takeovers._value.get() for worker in self.workers.values())
 
 
 async def send(router, stream, numbers, pause, waits):

@@ -218,8 +218,8 @@ async def test_a_commit_that_hangs_shows_as_lag_and_its_followers_as_queue():
 
 def test_a_guard_that_fires_is_counted_by_its_kind():
     worker = Worker("worker-0", MemoryStore(), settings())
-    worker.counted.guarded("drift")
-    worker.counted.guarded("drift")
+    worker.counted.guards.labels("drift").inc()
+    worker.counted.guards.labels("drift").inc()
     assert value(worker.metrics(), "protodcs_guard_events_total", kind="drift") == 2
 
 

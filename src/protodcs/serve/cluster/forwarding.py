@@ -245,12 +245,12 @@ class Forwarding:
                     if replies:
                         groups[number].end(replies)
         except (WorkerLostError, TimeoutError) as problem:
-            self._metrics.call_failed("lost" if isinstance(problem, WorkerLostError) else "silent")
+            self._metrics.failed_calls.labels("lost" if isinstance(problem, WorkerLostError) else "silent").inc()
             self._suspect(name, f"{name}: {problem or 'no answer in time'}")
         except Exception as problem:
             # Whatever it is, the queues must go on.
             _log.exception("a call to %s failed", name)
-            self._metrics.call_failed("error")
+            self._metrics.failed_calls.labels("error").inc()
             for group in groups:
                 group.end_all(internal_error(problem))
 
@@ -309,7 +309,7 @@ class Forwarding:
             if process.suspect:
                 await self._back_off(process)
             healthy = await self._is_healthy(name)
-            self._metrics.checked_health(healthy)
+            self._metrics.health_checks.labels("passed" if healthy else "failed").inc()
             if healthy:
                 was_suspect, process.suspect, process.failures_in_a_row = process.suspect, False, 0
                 if was_suspect:

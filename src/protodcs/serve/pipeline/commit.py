@@ -194,7 +194,7 @@ class GroupCommit:
         self.writes += len(sound)
         for entry, outcome in zip(sound, outcomes, strict=True):
             if isinstance(outcome, FencedError):
-                self._metrics.fenced()
+                self._metrics.fenced.inc()
             try:
                 entry.end(outcome)
             except Exception:
@@ -213,7 +213,7 @@ class GroupCommit:
                     self._metrics.committed(start, len(writes))
                     return outcomes
                 except StoreError:
-                    self._metrics.store_failed()
+                    self._metrics.store_errors.inc()
                     if time.monotonic() + pause > until:
                         raise
                 await asyncio.sleep(pause)

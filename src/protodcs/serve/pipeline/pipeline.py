@@ -195,7 +195,7 @@ class Pipeline:
     async def _report_guard(self, run: _Run) -> None:
         """Count and log what the guard of a stream did, then reply. Its record is durable."""
         for event in run.events:
-            self._metrics.guarded(event.guard)
+            self._metrics.guards.labels(event.guard).inc()
             _log.warning("a guard acted", extra=logs.with_fields(stream=run.group.stream, **event._asdict()))
             try:
                 await self._audit_log.write(audit.of_guard(run.group.stream, event))

@@ -126,7 +126,7 @@ class Queues:
                 async with asyncio.timeout(self._config.request_seconds):
                     made = await make()
             except TimeoutError:
-                self.metrics.gave_up("late")
+                self.metrics.given_up.labels("late").inc()
                 raise LateError("the images were not encoded in time: nothing was applied") from None
             item.requests = traces.marked(one for one in made if isinstance(one, Request))
             if not item.requests:
@@ -160,7 +160,7 @@ class Queues:
     def _take_places(self, queue: _StreamQueue, count: int, requests: list[Request] | None) -> _Item:
         """Take places in a queue for all of the requests, or for none."""
         if self.waiting + count > self._config.max_queued_requests:
-            self.metrics.gave_up("overloaded")
+            self.metrics.given_up.labels("overloaded").inc()
             raise OverloadedError(
                 f"{self.waiting} requests are in progress, the limit is {self._config.max_queued_requests}; "
                 f"given: {count} more. Retry later."
@@ -202,7 +202,7 @@ class Queues:
         """Tell the caller that there was no answer in time."""
         if item.future.done():
             return
-        self.metrics.gave_up("late")
+        self.metrics.given_up.labels("late").inc()
         # The problem may name addresses and files, which the caller must not see.
         _log.warning("no answer in time", extra=logs.with_fields(stream=queue.stream, last=queue.problem))
         item.future.set_exception(
@@ -252,7 +252,7 @@ class Queues:
             else:
                 self._go_on(queue)
             return
-        self.metrics.asked_again(problem.status.value)
+        self.metrics.retries.labels(problem.status.value).inc()
         queue.problem = f"{problem.status.value}: {problem.message}"
         asyncio.get_running_loop().call_later(group.pause, self._go_on, queue)
 

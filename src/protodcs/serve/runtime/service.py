@@ -21,8 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from ...errors import InputError
 from ..access.problems import MEDIA_TYPE, ProblemError
 from ..api.app import application
-from ..api.context import NameEncoder
-from ..api.events.feeds import Feeds
+from ..api.context import NameEncoder, Services
 from ..encoder.micro_batcher import MicroBatcher
 from ..messages import STOPPING
 from ..pipeline.group import Group
@@ -33,7 +32,6 @@ from ..store.sqlite import SqliteStore
 from ..telemetry import logs, traces
 from ..telemetry.gathering import Gathering, gather_forever
 from ..telemetry.metrics import EncoderMetrics, IngressMetrics
-from ..telemetry.readiness import failing_parts
 from ..workers.webhooks import Webhooks
 from ..workers.worker import Worker
 from .preflight import bind
@@ -138,21 +136,20 @@ class LocalService:
         metrics = IngressMetrics(config.max_queued_requests)
         begin = worker.pipeline.begin if peers is None else peers.forward(metrics)
         queues = Queues(begin, config, metrics)
-        self._encoder = None if encoder is None else _BatchedEncoder(encoder, config)
+        encoding = None if encoder is None else _BatchedEncoder(encoder, config)
         registries = [metrics.registry]
-        if self._encoder is not None:
-            metrics.queued_images.set_function(self._encoder.queued)
-            registries.append(self._encoder.metrics.registry)
-        self._lease = config.lease_seconds
+        if encoding is not None:
+            metrics.queued_images.set_function(encoding.queued)
+            registries.append(encoding.metrics.registry)
         parts = ("workers", "store") if encoder is None else ("workers", "store", "encoder")
-        self._gathering = Gathering(self._lease, parts, registries)
+        self._gathering = Gathering(config.lease_seconds, parts, registries)
         self.webhooks = webhooks
-        self.api: FastAPI = application(config, queues, self, worker, self._encoder, webhooks)
-        self._feeds: Feeds = self.api.state.services.feeds
+        self.api: FastAPI = application(config, queues, self, worker, encoding, webhooks)
+        self.services: Services = self.api.state.services
         worker.on_commit(self._committed)
 
     def _committed(self, stream: str, position: int, noticed: bool) -> None:
-        self._feeds.committed(stream, position)
+        self.services.feeds.committed(stream, position)
         if noticed:
             self.webhooks.notify()
 
@@ -181,8 +178,7 @@ class LocalService:
         self._publishing = asyncio.create_task(gather_forever(self._gather))
 
     async def _gather(self) -> None:
-        failing = await failing_parts(self, self._encoder, self._lease)
-        self._gathering.put(self._worker.metrics(), failing)
+        self._gathering.put(self._worker.metrics(), await self.services.readiness.failing())
         await self._gathering.read_totals(self._store)
 
 
@@ -417,7 +413,7 @@ async def _serve_http(
         server.config.timeout_graceful_shutdown = _SECONDS_AFTER_FAILURE
     # uvicorn closes the port and idle connections, and waits for the responses that are due.
     server.should_exit = True
-    service.api.state.services.stop()
+    service.services.stop()
     ends = [serving, failure]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if not failure.done():

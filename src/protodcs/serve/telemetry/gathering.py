@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, start_http_server
 from prometheus_client.core import Metric
@@ -53,25 +54,15 @@ class Gathering:
     def __init__(self, lease: float, parts: Iterable[str], registries: Sequence[CollectorRegistry]):
         own = CollectorRegistry()
         ProcessCollector(registry=own)
-        self._ready = Gauge(
-            "protodcs_ready", "Whether a part of the service can serve: 1 or 0.", ["part"], registry=own
-        )
+        gauge = partial(Gauge, registry=own)
+        self._ready = gauge("protodcs_ready", "Whether a part of the service can serve: 1 or 0.", ["part"])
         self._parts = tuple(parts)
         self._totals_read = -float("inf")
-        self._totals = {
-            name: Gauge(f"protodcs_store_{name}", documentation, registry=own)
-            for name, documentation in _TOTALS.items()
-        }
-        self._usage = Gauge(
-            "protodcs_tenant_store_bytes", "Bytes that the streams of a tenant use.", ["tenant"], registry=own
-        )
-        self._log_usage = Gauge(
-            "protodcs_tenant_log_bytes", "Bytes of the decision logs of a tenant.", ["tenant"], registry=own
-        )
-        Gauge("protodcs_lease_seconds", "How long a store may be silent.", registry=own).set(lease)
-        Gauge("protodcs_build_info", "Always 1; the label says which version.", ["version"], registry=own).labels(
-            __version__
-        ).set(1)
+        self._totals = {name: gauge(f"protodcs_store_{name}", meaning) for name, meaning in _TOTALS.items()}
+        self._usage = gauge("protodcs_tenant_store_bytes", "Bytes that the streams of a tenant use.", ["tenant"])
+        self._log_usage = gauge("protodcs_tenant_log_bytes", "Bytes of the decision logs of a tenant.", ["tenant"])
+        gauge("protodcs_lease_seconds", "How long a store may be silent.").set(lease)
+        gauge("protodcs_build_info", "Always 1; the label says which version.", ["version"]).labels(__version__).set(1)
         self._page = _Page([own, *registries])
         self.registry = CollectorRegistry()
         self.registry.register(self._page)

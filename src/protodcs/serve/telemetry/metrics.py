@@ -9,6 +9,7 @@ import itertools
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -36,80 +37,50 @@ class IngressMetrics:
 
     def __init__(self, limit: int) -> None:
         registry = self.registry = CollectorRegistry()
-        self.requests = Histogram(
-            "http_request_duration_seconds",
-            "Duration of HTTP requests.",
-            ["route", "method", "code"],
-            buckets=_REQUEST,
-            registry=registry,
-        )
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        seconds = partial(Histogram, registry=registry, buckets=_REQUEST)
+        about_request = ["route", "method", "code"]
+        self.requests = seconds("http_request_duration_seconds", "Duration of HTTP requests.", about_request)
         self._requests_by: dict[tuple[str, str, int], Histogram] = {}
-        self.encode = Histogram(
-            "protodcs_encode_seconds",
-            "Time until an image is a feature, queueing included.",
-            buckets=_REQUEST,
-            registry=registry,
+        self.encode = seconds("protodcs_encode_seconds", "Time until an image is a feature, queueing included.")
+        self.answer = seconds(
+            "protodcs_route_seconds", "Time from the queue to the final reply of a worker, retries included."
         )
-        self.answer = Histogram(
-            "protodcs_route_seconds",
-            "Time from the queue to the final reply of a worker, retries included.",
-            buckets=_REQUEST,
-            registry=registry,
-        )
-        self.queued_images = Gauge(
-            "protodcs_encoder_queued_images", "Images that wait for the encoder.", registry=registry
-        )
-        self.group = Histogram(
+        self.queued_images = gauge("protodcs_encoder_queued_images", "Images that wait for the encoder.")
+        self.group = seconds(
             "protodcs_group_seconds",
             "Time from sending some requests on one stream to their replies, which follow the commit.",
-            buckets=_REQUEST,
-            registry=registry,
         )
-        self._tenant_requests = Counter(
-            "protodcs_tenant_requests", "HTTP requests with a valid API key.", ["tenant"], registry=registry
+        self._tenant_requests = counter("protodcs_tenant_requests", "HTTP requests with a valid API key.", ["tenant"])
+        self._tenant_rejections = counter(
+            "protodcs_tenant_rejections", "Responses 403, 413 and 429 by tenant.", ["tenant", "code"]
         )
-        self._tenant_rejections = Counter(
-            "protodcs_tenant_rejections", "Responses 403, 413 and 429 by tenant.", ["tenant", "code"], registry=registry
+        self.waiting = gauge("protodcs_ingress_waiting_requests", "Requests under way.")
+        gauge("protodcs_ingress_waiting_limit_requests", "Requests that may be under way.").set(limit)
+        self.retries = counter(
+            "protodcs_ingress_retries", "Replies that were not final, by what they said.", ["reason"]
         )
-        self.waiting = Gauge("protodcs_ingress_waiting_requests", "Requests under way.", registry=registry)
-        Gauge("protodcs_ingress_waiting_limit_requests", "Requests that may be under way.", registry=registry).set(
-            limit
+        self.failed_calls = counter(
+            "protodcs_ingress_failed_calls", "Calls to workers without an answer: lost, silent or error.", ["reason"]
         )
-        self._retries = Counter(
-            "protodcs_ingress_retries", "Replies that were not final, by what they said.", ["reason"], registry=registry
+        self.given_up = counter(
+            "protodcs_ingress_given_up", "Requests that came too late or were too many: late, overloaded.", ["reason"]
         )
-        self._failed_calls = Counter(
-            "protodcs_ingress_failed_calls",
-            "Calls to workers without an answer: lost, silent or error.",
-            ["reason"],
-            registry=registry,
+        self.suspect_workers = gauge(
+            "protodcs_ingress_suspect_workers", "Workers that get no requests because they failed."
         )
-        self._given_up = Counter(
-            "protodcs_ingress_given_up",
-            "Requests that came too late or were too many: late, overloaded.",
-            ["reason"],
-            registry=registry,
-        )
-        self.suspect_workers = Gauge(
-            "protodcs_ingress_suspect_workers",
-            "Workers that get no requests because they failed.",
-            registry=registry,
-        )
-        self._health_checks = Counter(
-            "protodcs_ingress_health_checks",
-            "Health checks of workers that failed: passed, failed.",
-            ["result"],
-            registry=registry,
+        self.health_checks = counter(
+            "protodcs_ingress_health_checks", "Health checks of workers that failed: passed, failed.", ["result"]
         )
         # What never happened is 0 and not absent: otherwise nobody would see it happen for the first time.
-        for counter, reasons in (
-            (self._health_checks, ("passed", "failed")),
-            (self._retries, ("held", "moved", "later")),
-            (self._failed_calls, ("lost", "silent", "error")),
-            (self._given_up, ("late", "overloaded")),
+        for family, reasons in (
+            (self.health_checks, ("passed", "failed")),
+            (self.retries, ("held", "moved", "later")),
+            (self.failed_calls, ("lost", "silent", "error")),
+            (self.given_up, ("late", "overloaded")),
         ):
             for reason in reasons:
-                counter.labels(reason)
+                family.labels(reason)
 
     def request(self, route: str, method: str, code: int, seconds: float) -> None:
         """Count a request. To look up what labels mean takes longer than to count."""
@@ -123,22 +94,6 @@ class IngressMetrics:
         self._tenant_requests.labels(tenant).inc()
         if code in _REJECTIONS:
             self._tenant_rejections.labels(tenant, str(code)).inc()
-
-    def asked_again(self, reason: str) -> None:
-        """A reply was not final."""
-        self._retries.labels(reason).inc()
-
-    def call_failed(self, reason: str) -> None:
-        """A worker did not answer a call."""
-        self._failed_calls.labels(reason).inc()
-
-    def checked_health(self, healthy: bool) -> None:
-        """Count a health check of a worker."""
-        self._health_checks.labels("passed" if healthy else "failed").inc()
-
-    def gave_up(self, reason: str) -> None:
-        """A request was refused or answered too late."""
-        self._given_up.labels(reason).inc()
 
 
 class EncoderMetrics:
@@ -171,34 +126,30 @@ class WorkerMetrics:
 
     def __init__(self, guards: Iterable[str] = ()) -> None:
         registry = self.registry = CollectorRegistry()
+        counter = partial(Counter, registry=registry)
         self._step = _Tally("protodcs_worker_step_seconds", "Seconds of one observe in the engine.", _STEP)
         self._openness = _Tally("protodcs_decision_openness", "Openness of the decisions on observes.", _OPENNESS)
         self._commit = _Tally(
             "protodcs_worker_commit_seconds", "Seconds until a group of writes was done, attempts included.", _REQUEST
         )
         self._group = _Tally("protodcs_worker_commit_writes", "Writes that went to the store together.", _COUNT)
-        self._load = _Tally("protodcs_worker_load_seconds", "Time to load a stream, in seconds.", _LOAD)
-        for tally in (self._step, self._openness, self._commit, self._group, self._load):
+        self.loads = _Tally("protodcs_worker_load_seconds", "Time to load a stream, in seconds.", _LOAD)
+        for tally in (self._step, self._openness, self._commit, self._group, self.loads):
             registry.register(tally)
-        self._unloads = Counter("protodcs_worker_unloads", "Streams that were unloaded.", registry=registry)
-        self._fenced = Counter(
-            "protodcs_worker_fenced_writes",
-            "Writes refused by the store because another worker took over.",
-            registry=registry,
+        self.unloads = counter("protodcs_worker_unloads", "Streams that were unloaded.")
+        self.fenced = counter(
+            "protodcs_worker_fenced_writes", "Writes refused by the store because another worker took over."
         )
-        self._errors = Counter(
-            "protodcs_worker_store_errors", "Attempts to write or to renew the lease that failed.", registry=registry
+        self.store_errors = counter(
+            "protodcs_worker_store_errors", "Attempts to write or to renew the lease that failed."
         )
-        self._takeovers = Counter(
+        self.takeovers = counter(
             "protodcs_worker_takeovers",
             "Streams taken from a worker that another process could not reach, though its lease lived.",
-            registry=registry,
         )
-        self._guards = Counter(
-            "protodcs_guard_events", "Times a guard rail of a stream fired.", ["kind"], registry=registry
-        )
+        self.guards = counter("protodcs_guard_events", "Times a guard rail of a stream fired.", ["kind"])
         for kind in guards:
-            self._guards.labels(kind)
+            self.guards.labels(kind)
         self.decisions = [0] * _FLAGS
         self.reached = time.monotonic()
         self.writing: float | None = None
@@ -219,30 +170,6 @@ class WorkerMetrics:
     def renewed(self) -> None:
         """The lease was renewed."""
         self.reached = time.monotonic()
-
-    def store_failed(self) -> None:
-        """An attempt to reach the store failed."""
-        self._errors.inc()
-
-    def fenced(self) -> None:
-        """The store refused a write."""
-        self._fenced.inc()
-
-    def took_over(self) -> None:
-        """Count a stream that this worker took from another one that lives."""
-        self._takeovers.inc()
-
-    def loaded(self, seconds: float) -> None:
-        """A stream was loaded."""
-        self._load.observe(seconds)
-
-    def unloaded(self) -> None:
-        """Count an unloaded stream."""
-        self._unloads.inc()
-
-    def guarded(self, kind: str) -> None:
-        """A guard rail fired."""
-        self._guards.labels(kind).inc()
 
     @property
     def silence(self) -> float:

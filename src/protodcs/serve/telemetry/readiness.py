@@ -46,7 +46,9 @@ class Readiness:
     """
 
     def __init__(self, control: Asked, encoding: Asked | None, lease: float):
-        self._parts = (control, encoding, lease)
+        self._control = control
+        self._encoding = encoding
+        self._lease = lease
         self._look: asyncio.Task[dict[str, str]] | None = None
         self._seen = -float("inf")
 
@@ -58,29 +60,21 @@ class Readiness:
         return await asyncio.shield(self._look)
 
     async def _looked(self) -> dict[str, str]:
-        failing = await failing_parts(*self._parts)
+        workers, encoder = await asyncio.gather(self._failing_workers(), self._failing_encoder())
         self._seen = time.monotonic()
-        return failing
+        return workers | encoder
 
+    async def _failing_workers(self) -> dict[str, str]:
+        try:
+            return failing_workers(await asyncio.wait_for(self._control.facts(), _TIMEOUT), self._lease)
+        except Exception as problem:
+            return {"workers": f"the worker does not answer: {type(problem).__name__}"}
 
-async def failing_parts(control: Asked, encoding: Asked | None, lease: float) -> dict[str, str]:
-    """Return what fails; empty if requests can be served."""
-    workers, encoder = await asyncio.gather(_failing_workers(control, lease), _failing_encoder(encoding))
-    return workers | encoder
-
-
-async def _failing_workers(control: Asked, lease: float) -> dict[str, str]:
-    try:
-        return failing_workers(await asyncio.wait_for(control.facts(), _TIMEOUT), lease)
-    except Exception as problem:
-        return {"workers": f"the worker does not answer: {type(problem).__name__}"}
-
-
-async def _failing_encoder(encoding: Asked | None) -> dict[str, str]:
-    if encoding is None:
+    async def _failing_encoder(self) -> dict[str, str]:
+        if self._encoding is None:
+            return {}
+        try:
+            await asyncio.wait_for(self._encoding.facts(), _TIMEOUT)
+        except Exception as problem:
+            return {"encoder": f"the encoder does not answer: {type(problem).__name__}"}
         return {}
-    try:
-        await asyncio.wait_for(encoding.facts(), _TIMEOUT)
-    except Exception as problem:
-        return {"encoder": f"the encoder does not answer: {type(problem).__name__}"}
-    return {}

@@ -188,7 +188,7 @@ class LoadedStreams:
         takeover = Takeover(take_from, _STANDING_IN * self._config.lease_seconds) if take_from else None
         held = await self._store.acquire(stream, self._lease.worker, self._lease.incarnation, takeover)
         if take_from:
-            self._metrics.took_over()
+            self._metrics.takeovers.inc()
             _log.warning("a stream was taken over", extra=logs.with_fields(stream=stream, holder=take_from))
         try:
             with load_errors():
@@ -204,7 +204,7 @@ class LoadedStreams:
         self._hold(stream, LoadedStream(live, journal_bytes=sum(map(len, held.tail))))
         self.loads += 1
         self.load_times.append(time.perf_counter() - start)
-        self._metrics.loaded(self.load_times[-1])
+        self._metrics.loads.observe(self.load_times[-1])
 
     async def _load(self, held: AcquiredStream, prototypes: Prototypes) -> LiveStream:
         """Restore the snapshot of a stream, and replay the records behind it in slices."""
@@ -340,7 +340,7 @@ class LoadedStreams:
             await loaded.journal.settle_snapshot()
         await loaded.journal.wait_durable()
         await self._store.release(stream, loaded.live.fence)
-        self._metrics.unloaded()
+        self._metrics.unloads.inc()
 
     def drop(self, stream: str, loaded: LoadedStream) -> None:
         """Discard the stream in memory."""

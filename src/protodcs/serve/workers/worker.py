@@ -266,7 +266,7 @@ class Worker:
             try:
                 await self._lease.renew()
             except StoreError as problem:
-                self.counted.store_failed()
+                self.counted.store_errors.inc()
                 _log.warning("the lease was not renewed", extra=logs.with_fields(problem=str(problem)))
             await asyncio.sleep(self._lease_seconds / RENEWALS)
 
