@@ -2,10 +2,9 @@
 
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Literal, Self, overload
 
 import httpx
@@ -82,9 +81,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -119,8 +116,13 @@ class AsyncClient:
             discovery: whether to store samples for review, clusters and feedback by position, or settings that differ
                 from the defaults of a discovery. None: as the service is set.
         """
-        call = protocol.create(id, classes, prototypes, method, config, guard, like, vocabulary, discovery)
-        return AsyncStream(self, id, facts(await self._send(call)))
+        names = classes if classes is None or isinstance(classes, str) else list(classes)
+        given = without_none({"classes": names, "method": method, "config": config, "guard": guard, "like": like})
+        given |= without_none({"prototypes": protocol.rows_of(prototypes), "discovery": discovery})
+        # None is a choice, too.
+        chosen = {} if vocabulary == protocol.DEFAULT_VOCABULARY else {"vocabulary": vocabulary}
+        call = request("POST", "/v1/streams", {"id": id, **given, **chosen})
+        return AsyncStream(self, id, await self._ask(call))
 
     async def upload_vocabulary(self, vocabulary: VocabularyLike) -> str:
         """Store a vocabulary unless the service has it, and return its fingerprint, as `create` takes it.
@@ -128,15 +130,16 @@ class AsyncClient:
         Args:
             vocabulary: the text features of 16 to 5,000 general names, (V, d), or a `Vocabulary`.
         """
-        shared = Vocabulary.of(vocabulary)
+        rows = Vocabulary.of(vocabulary).rows
+        path = f"/v1/vocabularies/{row_fingerprint(rows)}"
         try:
-            answer = await self._send(request("GET", f"/v1/vocabularies/{row_fingerprint(shared.rows)}"))
+            return await self._ask(request("GET", path), "fingerprint")
         except ServiceError as problem:
             if problem.status != 404:
                 raise
-            answer = await self._send(protocol.upload_vocabulary(shared))
-        fingerprint: str = facts(answer, "fingerprint")
-        return fingerprint
+        content = rows.astype("<f4", copy=False).tobytes()
+        call = Call("PUT", f"{path}?count={len(rows)}", {"content-type": protocol.FEATURES}, content)
+        return await self._ask(call, "fingerprint")
 
     async def create_many(self, streams: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Create up to 1,000 streams in one request.
@@ -149,9 +152,7 @@ class AsyncClient:
             For each stream its `id`, a `status` (201 created, 200 existed with the same settings, or an error), and the
             `problem` if it was not created.
         """
-        call = request("POST", "/v1/streams:batch", {"streams": [dict(stream) for stream in streams]})
-        results: list[dict[str, Any]] = facts(await self._send(call), "results")
-        return results
+        return await self._ask(request("POST", "/v1/streams:batch", {"streams": list(streams)}), "results")
 
     async def streams(self, *, sort: str = "id", frozen: bool | None = None) -> list[str]:
         """Return the ids of all streams.
@@ -163,8 +164,7 @@ class AsyncClient:
         found: list[str] = []
         cursor: str | None = None
         while True:
-            call = protocol.streams(1000, cursor, sort, frozen)
-            answer = await self._send(call)
+            answer = await self._send(protocol.streams(1000, cursor, sort, frozen))
             found += [stream["id"] for stream in facts(answer, "streams")]
             cursor = facts(answer, "next_cursor")
             if cursor is None:
@@ -209,20 +209,16 @@ class AsyncClient:
             call = request("GET", path, headers=without_none({"last-event-id": reader.last_id}))
             policy = policy or RetryPolicy(call, self._give_up)
             heard: Response | NoResponse = NoResponse("the event stream ended")
-            try:
-                async with self._http.stream(call.method, call.path, headers=call.headers) as response:
-                    if response.status_code != 200:
-                        await response.aread()
-                        heard = as_response(response)
-                    else:
-                        reader.connected()
-                        async for line in response.aiter_lines():
-                            policy = None
-                            event = reader.read(line)
-                            if event is not None:
-                                yield event
-            except httpx.TransportError as problem:
-                heard = no_response(problem, self._http.base_url)
+            reader.connected()
+            async with aclosing(self._lines(call)) as lines:
+                async for line in lines:
+                    if not isinstance(line, str):
+                        heard = line
+                        break
+                    policy = None
+                    event = reader.read(line)
+                    if event is not None:
+                        yield event
             policy = policy or RetryPolicy(call, self._give_up)
             await sleep(policy.pause_after(heard))
 
@@ -241,8 +237,7 @@ class AsyncClient:
 
     async def webhooks(self) -> list[dict[str, Any]]:
         """Return all webhooks, oldest first."""
-        found: list[dict[str, Any]] = facts(await self._send(request("GET", "/v1/webhooks")), "webhooks")
-        return found
+        return await self._ask(request("GET", "/v1/webhooks"), "webhooks")
 
     async def delete_webhook(self, id: str) -> None:  # noqa: A002 - as the service calls it
         """Delete a webhook."""
@@ -250,13 +245,10 @@ class AsyncClient:
 
     async def dead_letters(self, id: str) -> list[dict[str, Any]]:  # noqa: A002 - as the service calls it
         """Return the deliveries of a webhook that were given up, oldest first."""
-        call = request("GET", f"{protocol.webhook_path(id)}/dead-letters")
-        found: list[dict[str, Any]] = facts(await self._send(call), "items")
-        return found
+        return await self._ask(request("GET", f"{protocol.webhook_path(id)}/dead-letters"), "items")
 
-    async def _ask(self, call: Call) -> dict[str, Any]:
-        found: dict[str, Any] = facts(await self._send(call))
-        return found
+    async def _ask(self, call: Call, of: str | None = None) -> Any:
+        return facts(await self._send(call), of)
 
     async def _send(self, call: Call) -> Response:
         policy: RetryPolicy | None = None
@@ -280,21 +272,13 @@ class AsyncClient:
             async with self._turns:
                 policy = policy or RetryPolicy(call, self._give_up)
                 try:
-                    async with self._http.stream(
-                        call.method, call.path, content=call.body, headers=call.headers
-                    ) as response:
-                        if response.status_code != 200:
-                            await response.aread()
-                            heard = as_response(response)
-                        else:
-                            async for line in response.aiter_lines():
-                                answer = rows.read(line)
-                                if isinstance(answer, Response):
-                                    heard = answer
-                                    break
-                                found.append(answer)
-                except httpx.TransportError as problem:
-                    heard = no_response(problem, self._http.base_url)
+                    async with aclosing(self._lines(call)) as lines:
+                        async for line in lines:
+                            answer = rows.read(line) if isinstance(line, str) else line
+                            if not isinstance(answer, Observed):
+                                heard = answer
+                                break
+                            found.append(answer)
                 except ServiceError as problem:
                     rejected = problem
             # Not before: the caller may take long, and others wait for the turn.
@@ -306,6 +290,19 @@ class AsyncClient:
             if len(rows):
                 policy = policy or RetryPolicy(call, self._give_up)
                 await sleep(policy.pause_after(heard))
+
+    async def _lines(self, call: Call) -> AsyncGenerator[str | Response | NoResponse, None]:
+        """Yield the lines of a response. If it is not a 200 or breaks off, what came instead is the last item."""
+        try:
+            async with self._http.stream(call.method, call.path, content=call.body, headers=call.headers) as response:
+                if response.status_code == 200:
+                    async for line in response.aiter_lines():
+                        yield line
+                else:
+                    await response.aread()
+                    yield as_response(response)
+        except httpx.TransportError as problem:
+            yield no_response(problem, self._http.base_url)
 
     async def _try(self, call: Call) -> Response | NoResponse:
         try:
@@ -463,13 +460,11 @@ class AsyncStream:
     ) -> int:
         """Delete entries of the decision log with their thumbnails, and return how many. Without arguments: all."""
         query = {"since": protocol.moment(since), "until": protocol.moment(until), "image_ref": image_ref}
-        deleted: int = facts(await self._send("DELETE", "/decisions", query=query), "deleted")
-        return deleted
+        return facts(await self._send("DELETE", "/decisions", query=query), "deleted")
 
     async def status(self) -> dict[str, Any]:
         """What the stream is and how it fares."""
-        found: dict[str, Any] = facts(await self._send("GET"))
-        return found
+        return facts(await self._send("GET"))
 
     async def freeze(self) -> Written:
         """Stop learning, and go on deciding."""
@@ -493,8 +488,7 @@ class AsyncStream:
 
     async def snapshots(self) -> list[str]:
         """Return the names of the saved snapshots, oldest first."""
-        names: list[str] = facts(await self._send("GET", "/snapshots"), "snapshots")
-        return names
+        return facts(await self._send("GET", "/snapshots"), "snapshots")
 
     async def rollback(self, name: str) -> Written:
         """Restore a saved snapshot."""
@@ -506,8 +500,8 @@ class AsyncStream:
 
     async def add_class(self, name: str, prototype: Any = None) -> Written:
         """Append a class by its name, or with a prototype (d,) where the features are the caller's own."""
-        given = {} if prototype is None else {"prototype": protocol.rows_of(prototype)}
-        return await self._change("POST", "/classes", {"name": name, **given})
+        given = without_none({"name": name, "prototype": protocol.rows_of(prototype)})
+        return await self._change("POST", "/classes", given)
 
     async def remove_class(self, name: str) -> Written:
         """Take a class off the list; those behind it close the gap."""

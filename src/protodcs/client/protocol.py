@@ -26,8 +26,6 @@ from numpy.typing import NDArray
 
 from ..core.decision import ANSWERED, Decision, Outcome
 from ..core.validation import check_rows
-from ..core.vectors import row_fingerprint
-from ..core.vocabulary import Vocabulary
 from ..decision_log import LoggedDecision
 from ..errors import ImageError, InputError, ServiceError
 
@@ -217,70 +215,30 @@ def request(
     keyed: bool = False,
     headers: Mapping[str, str] | None = None,
 ) -> Call:
-    """Return a request.
-
-    Args:
-        method: the HTTP method.
-        path: where it goes.
-        value: what it carries as JSON; None for no body.
-        query: what stands behind the path; what is None is left out.
-        keyed: whether it has an idempotency key.
-        headers: further headers.
-    """
+    """Return a request. `value` is sent as JSON. With `keyed`, it has an idempotency key. None is left out."""
     given = without_none(query or {})
     found = {**({"idempotency-key": new_key()} if keyed else {}), **(headers or {})}
     body = b""
     if value is not None:
         try:
-            body = json.dumps(value, allow_nan=False).encode()
+            body = json.dumps(value, allow_nan=False, default=_plain).encode()
         except (TypeError, ValueError) as problem:
             raise InputError(f"this cannot be sent as JSON: {problem}") from None
         found["content-type"] = "application/json"
     return Call(method, f"{path}?{urlencode(given)}" if given else path, found, body)
 
 
-def create(
-    stream: str,
-    classes: str | Sequence[str] | None,
-    prototypes: Any,
-    method: str | None,
-    config: Mapping[str, Any] | None,
-    guard: Mapping[str, Any] | None,
-    like: str | None,
-    vocabulary: str | None,
-    discovery: bool | Mapping[str, Any] | None,
-) -> Call:
-    """Create a stream; what is None is left to the service, except the vocabulary."""
-    given = {
-        "classes": list(classes) if classes is not None and not isinstance(classes, str) else classes,
-        "prototypes": None if prototypes is None else rows_of(prototypes),
-        "method": method,
-        "config": None if config is None else dict(config),
-        "guard": None if guard is None else dict(guard),
-        "like": like,
-        "discovery": dict(discovery) if isinstance(discovery, Mapping) else discovery,
-    }
-    chosen = {} if vocabulary == DEFAULT_VOCABULARY else {"vocabulary": vocabulary}
-    return request("POST", "/v1/streams", {"id": stream, **without_none(given), **chosen})
-
-
-def clusters(response: Response) -> list[Cluster]:
-    """Read a list of clusters."""
-    found = facts(response)["clusters"]
-    return [Cluster(**{**cluster, "positions": tuple(cluster["positions"])}) for cluster in found]
-
-
-def upload_vocabulary(vocabulary: Vocabulary) -> Call:
-    """Store a vocabulary."""
-    rows = vocabulary.rows
-    path = f"/v1/vocabularies/{row_fingerprint(rows)}?count={len(rows)}"
-    return Call("PUT", path, {"content-type": FEATURES}, rows.astype("<f4", copy=False).tobytes())
-
-
 def streams(limit: int, cursor: str | None, sort: str, frozen: bool | None) -> Call:
     """List a page of streams."""
     asked = {"limit": limit, "cursor": cursor, "sort": sort, "frozen": None if frozen is None else str(frozen).lower()}
     return request("GET", "/v1/streams", query=asked)
+
+
+def _plain(value: Any) -> Any:
+    """Return a mapping of any type as JSON has it."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is no JSON type")
 
 
 def log_query(wanted: LogFilter) -> dict[str, Any]:
@@ -345,8 +303,7 @@ class PendingRows:
         self._rows.popleft()
         if problem is not None:
             raise _read(whole, lambda _: ServiceError(problem["detail"], problem["status"], problem.get("code")))
-        observed: Observed = _read(whole, _observed)
-        return observed
+        return _read(whole, _observed)
 
 
 def keys(given: str | None, count: int) -> list[str]:
@@ -378,13 +335,14 @@ def segment(text: str, what: str) -> str:
     return quote(text, safe="")
 
 
-def rows_of(numbers: Any) -> list[Any]:
-    """Return prototypes or a feature as JSON has them."""
+def rows_of(numbers: Any) -> list[Any] | None:
+    """Return prototypes or a feature as JSON has them; None if there are none."""
+    if numbers is None:
+        return None
     try:
         # What is too large for float32 becomes infinite, and is refused as that.
         with np.errstate(over="ignore"):
-            found: list[Any] = np.asarray(numbers, dtype=np.float32).tolist()
-            return found
+            return np.asarray(numbers, dtype=np.float32).tolist()
     except (TypeError, ValueError):
         raise InputError("prototypes must be numbers in rows of one length, one row for each class") from None
 
@@ -557,10 +515,7 @@ def decisions(answer: Response, payload: Payload) -> list[Observed]:
 
 def log_page(answer: Response) -> tuple[list[LoggedDecision], str | None]:
     """Return the entries of a page of the decision log, and the cursor of the next page."""
-    result: tuple[list[LoggedDecision], str | None] = _read(
-        answer, lambda said: ([_logged(entry) for entry in said["items"]], said["next_cursor"])
-    )
-    return result
+    return _read(answer, lambda said: ([_logged(entry) for entry in said["items"]], said["next_cursor"]))
 
 
 def _logged(entry: dict[str, Any]) -> LoggedDecision:
@@ -570,8 +525,16 @@ def _logged(entry: dict[str, Any]) -> LoggedDecision:
 
 def written(answer: Response) -> Written:
     """Return where a change was written."""
-    result: Written = _read(answer, lambda said: Written(said["position"], said["epoch"], said["repeated"]))
-    return result
+    return _read(answer, lambda said: Written(said["position"], said["epoch"], said["repeated"]))
+
+
+def clusters(answer: Response) -> list[Cluster]:
+    """Return a list of clusters."""
+    return _read(answer, lambda said: [_cluster(cluster) for cluster in said["clusters"]])
+
+
+def _cluster(said: Mapping[str, Any]) -> Cluster:
+    return Cluster(**{name: said[name] for name in Cluster._fields})._replace(positions=tuple(said["positions"]))
 
 
 def facts(answer: Response, of: str | None = None) -> Any:

@@ -2,10 +2,9 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Literal, Self, overload
 
 import httpx
@@ -82,7 +81,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -117,8 +116,13 @@ class Client:
             discovery: whether to store samples for review, clusters and feedback by position, or settings that differ
                 from the defaults of a discovery. None: as the service is set.
         """
-        call = protocol.create(id, classes, prototypes, method, config, guard, like, vocabulary, discovery)
-        return Stream(self, id, facts(self._send(call)))
+        names = classes if classes is None or isinstance(classes, str) else list(classes)
+        given = without_none({"classes": names, "method": method, "config": config, "guard": guard, "like": like})
+        given |= without_none({"prototypes": protocol.rows_of(prototypes), "discovery": discovery})
+        # None is a choice, too.
+        chosen = {} if vocabulary == protocol.DEFAULT_VOCABULARY else {"vocabulary": vocabulary}
+        call = request("POST", "/v1/streams", {"id": id, **given, **chosen})
+        return Stream(self, id, self._ask(call))
 
     def upload_vocabulary(self, vocabulary: VocabularyLike) -> str:
         """Store a vocabulary unless the service has it, and return its fingerprint, as `create` takes it.
@@ -126,15 +130,16 @@ class Client:
         Args:
             vocabulary: the text features of 16 to 5,000 general names, (V, d), or a `Vocabulary`.
         """
-        shared = Vocabulary.of(vocabulary)
+        rows = Vocabulary.of(vocabulary).rows
+        path = f"/v1/vocabularies/{row_fingerprint(rows)}"
         try:
-            answer = self._send(request("GET", f"/v1/vocabularies/{row_fingerprint(shared.rows)}"))
+            return self._ask(request("GET", path), "fingerprint")
         except ServiceError as problem:
             if problem.status != 404:
                 raise
-            answer = self._send(protocol.upload_vocabulary(shared))
-        fingerprint: str = facts(answer, "fingerprint")
-        return fingerprint
+        content = rows.astype("<f4", copy=False).tobytes()
+        call = Call("PUT", f"{path}?count={len(rows)}", {"content-type": protocol.FEATURES}, content)
+        return self._ask(call, "fingerprint")
 
     def create_many(self, streams: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Create up to 1,000 streams in one request.
@@ -147,9 +152,7 @@ class Client:
             For each stream its `id`, a `status` (201 created, 200 existed with the same settings, or an error), and the
             `problem` if it was not created.
         """
-        call = request("POST", "/v1/streams:batch", {"streams": [dict(stream) for stream in streams]})
-        results: list[dict[str, Any]] = facts(self._send(call), "results")
-        return results
+        return self._ask(request("POST", "/v1/streams:batch", {"streams": list(streams)}), "results")
 
     def streams(self, *, sort: str = "id", frozen: bool | None = None) -> list[str]:
         """Return the ids of all streams.
@@ -161,8 +164,7 @@ class Client:
         found: list[str] = []
         cursor: str | None = None
         while True:
-            call = protocol.streams(1000, cursor, sort, frozen)
-            answer = self._send(call)
+            answer = self._send(protocol.streams(1000, cursor, sort, frozen))
             found += [stream["id"] for stream in facts(answer, "streams")]
             cursor = facts(answer, "next_cursor")
             if cursor is None:
@@ -207,20 +209,16 @@ class Client:
             call = request("GET", path, headers=without_none({"last-event-id": reader.last_id}))
             policy = policy or RetryPolicy(call, self._give_up)
             heard: Response | NoResponse = NoResponse("the event stream ended")
-            try:
-                with self._http.stream(call.method, call.path, headers=call.headers) as response:
-                    if response.status_code != 200:
-                        response.read()
-                        heard = as_response(response)
-                    else:
-                        reader.connected()
-                        for line in response.iter_lines():
-                            policy = None
-                            event = reader.read(line)
-                            if event is not None:
-                                yield event
-            except httpx.TransportError as problem:
-                heard = no_response(problem, self._http.base_url)
+            reader.connected()
+            with closing(self._lines(call)) as lines:
+                for line in lines:
+                    if not isinstance(line, str):
+                        heard = line
+                        break
+                    policy = None
+                    event = reader.read(line)
+                    if event is not None:
+                        yield event
             policy = policy or RetryPolicy(call, self._give_up)
             sleep(policy.pause_after(heard))
 
@@ -239,8 +237,7 @@ class Client:
 
     def webhooks(self) -> list[dict[str, Any]]:
         """Return all webhooks, oldest first."""
-        found: list[dict[str, Any]] = facts(self._send(request("GET", "/v1/webhooks")), "webhooks")
-        return found
+        return self._ask(request("GET", "/v1/webhooks"), "webhooks")
 
     def delete_webhook(self, id: str) -> None:  # noqa: A002 - as the service calls it
         """Delete a webhook."""
@@ -248,13 +245,10 @@ class Client:
 
     def dead_letters(self, id: str) -> list[dict[str, Any]]:  # noqa: A002 - as the service calls it
         """Return the deliveries of a webhook that were given up, oldest first."""
-        call = request("GET", f"{protocol.webhook_path(id)}/dead-letters")
-        found: list[dict[str, Any]] = facts(self._send(call), "items")
-        return found
+        return self._ask(request("GET", f"{protocol.webhook_path(id)}/dead-letters"), "items")
 
-    def _ask(self, call: Call) -> dict[str, Any]:
-        found: dict[str, Any] = facts(self._send(call))
-        return found
+    def _ask(self, call: Call, of: str | None = None) -> Any:
+        return facts(self._send(call), of)
 
     def _send(self, call: Call) -> Response:
         policy: RetryPolicy | None = None
@@ -278,19 +272,13 @@ class Client:
             with self._turns:
                 policy = policy or RetryPolicy(call, self._give_up)
                 try:
-                    with self._http.stream(call.method, call.path, content=call.body, headers=call.headers) as response:
-                        if response.status_code != 200:
-                            response.read()
-                            heard = as_response(response)
-                        else:
-                            for line in response.iter_lines():
-                                answer = rows.read(line)
-                                if isinstance(answer, Response):
-                                    heard = answer
-                                    break
-                                found.append(answer)
-                except httpx.TransportError as problem:
-                    heard = no_response(problem, self._http.base_url)
+                    with closing(self._lines(call)) as lines:
+                        for line in lines:
+                            answer = rows.read(line) if isinstance(line, str) else line
+                            if not isinstance(answer, Observed):
+                                heard = answer
+                                break
+                            found.append(answer)
                 except ServiceError as problem:
                     rejected = problem
             # Not before: the caller may take long, and others wait for the turn.
@@ -302,6 +290,18 @@ class Client:
             if len(rows):
                 policy = policy or RetryPolicy(call, self._give_up)
                 sleep(policy.pause_after(heard))
+
+    def _lines(self, call: Call) -> Generator[str | Response | NoResponse, None]:
+        """Yield the lines of a response. If it is not a 200 or breaks off, what came instead is the last item."""
+        try:
+            with self._http.stream(call.method, call.path, content=call.body, headers=call.headers) as response:
+                if response.status_code == 200:
+                    yield from response.iter_lines()
+                else:
+                    response.read()
+                    yield as_response(response)
+        except httpx.TransportError as problem:
+            yield no_response(problem, self._http.base_url)
 
     def _try(self, call: Call) -> Response | NoResponse:
         try:
@@ -454,13 +454,11 @@ class Stream:
     ) -> int:
         """Delete entries of the decision log with their thumbnails, and return how many. Without arguments: all."""
         query = {"since": protocol.moment(since), "until": protocol.moment(until), "image_ref": image_ref}
-        deleted: int = facts(self._send("DELETE", "/decisions", query=query), "deleted")
-        return deleted
+        return facts(self._send("DELETE", "/decisions", query=query), "deleted")
 
     def status(self) -> dict[str, Any]:
         """What the stream is and how it fares."""
-        found: dict[str, Any] = facts(self._send("GET"))
-        return found
+        return facts(self._send("GET"))
 
     def freeze(self) -> Written:
         """Stop learning, and go on deciding."""
@@ -484,8 +482,7 @@ class Stream:
 
     def snapshots(self) -> list[str]:
         """Return the names of the saved snapshots, oldest first."""
-        names: list[str] = facts(self._send("GET", "/snapshots"), "snapshots")
-        return names
+        return facts(self._send("GET", "/snapshots"), "snapshots")
 
     def rollback(self, name: str) -> Written:
         """Restore a saved snapshot."""
@@ -497,8 +494,8 @@ class Stream:
 
     def add_class(self, name: str, prototype: Any = None) -> Written:
         """Append a class by its name, or with a prototype (d,) where the features are the caller's own."""
-        given = {} if prototype is None else {"prototype": protocol.rows_of(prototype)}
-        return self._change("POST", "/classes", {"name": name, **given})
+        given = without_none({"name": name, "prototype": protocol.rows_of(prototype)})
+        return self._change("POST", "/classes", given)
 
     def remove_class(self, name: str) -> Written:
         """Take a class off the list; those behind it close the gap."""
