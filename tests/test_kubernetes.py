@@ -7,7 +7,7 @@ import pytest
 import yaml
 from psycopg.conninfo import conninfo_to_dict
 
-from protodcs.serve.api.health.router import router
+from protodcs.serve.api.health import router
 from protodcs.serve.settings import ServeConfig
 
 DEPLOY = Path(__file__).parent.parent / "deploy"

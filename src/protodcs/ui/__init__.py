@@ -1,6 +1,6 @@
 """The web UI: static files that the service sends to browsers. They need no build step.
 
-`files` is all that Python knows of them; `serve/api/ui` sends them.
+`files` is all that Python knows of them; `serve/api/ui.py` sends them.
 """
 
 from importlib.resources import files as _package

@@ -20,30 +20,32 @@ from ..settings import ServeConfig
 from ..telemetry.readiness import Readiness
 from ..workers.webhooks import Webhooks
 from ..workers.worker import Worker
-from . import docs_page
+from . import (
+    classes,
+    clusters,
+    diagnosis,
+    docs_page,
+    feedback,
+    health,
+    sessions,
+    snapshots,
+    state,
+    ui,
+    vocabularies,
+    workers,
+)
+from . import webhooks as webhook_routes
 from .class_names import ClassNameEncoder
-from .classes import router as classes
-from .clusters import router as clusters
 from .context import Control, Encoding, Services
 from .decisions import router as decisions
-from .diagnosis import router as diagnosis
 from .errors import handle_errors
 from .events import router as events
 from .events.feeds import Feeds
-from .feedback import router as feedback
-from .health import router as health
 from .middleware import ServiceMiddleware
 from .observations import router as observations
 from .openapi import common_problems, describe, rules_of
 from .request_log import RequestLog
-from .sessions import router as sessions
-from .snapshots import router as snapshots
-from .state import router as state
 from .streams import router as streams
-from .ui import router as ui
-from .vocabularies import router as vocabularies
-from .webhooks import router as webhook_routes
-from .workers import router as workers
 
 if TYPE_CHECKING:
     from ..log.thumbnails import ThumbnailMaker

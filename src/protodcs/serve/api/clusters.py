@@ -7,13 +7,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, BackgroundTasks, Path, Query
 from pydantic import BaseModel, Field
 
-from ...access.problems import ProblemError
-from ...access.rules import requires
-from ...messages import Action
-from ..context import Changing, Context, RequestContext
-from ..json_parsing import JsonRoute
-from ..openapi import problems
-from ..schemas import Body, Change, ClassName, StreamPath
+from ..access.problems import ProblemError
+from ..access.rules import requires
+from ..messages import Action
+from .context import Changing, Context, RequestContext
+from .json_parsing import JsonRoute
+from .openapi import problems
+from .schemas import Body, Change, ClassName, StreamPath
 
 router = APIRouter(tags=["clusters"], route_class=JsonRoute, responses=problems(404, 409, 410))
 

@@ -5,9 +5,9 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from ...access.rules import requires
-from ..context import Context
-from ..json_parsing import JsonRoute
+from ..access.rules import requires
+from .context import Context
+from .json_parsing import JsonRoute
 
 router = APIRouter(tags=["workers"], route_class=JsonRoute)
 

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path
 from pydantic import AwareDatetime, BaseModel, Field
 
-from ...access.problems import ProblemError
-from ...access.rules import requires
-from ...workers.webhooks import Webhook
-from ..context import Context, RequestContext
-from ..json_parsing import JsonRoute
-from ..openapi import LOCATION, problems
-from ..schemas import Body, StreamId, Text
+from ..access.problems import ProblemError
+from ..access.rules import requires
+from ..workers.webhooks import Webhook
+from .context import Context, RequestContext
+from .json_parsing import JsonRoute
+from .openapi import LOCATION, problems
+from .schemas import Body, StreamId, Text
 
 router = APIRouter(tags=["webhooks"], route_class=JsonRoute)
 

@@ -4,11 +4,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Response
 
-from ...access.rules import requires
-from ...messages import Action
-from ..context import Changing, Context
-from ..openapi import BINARY, problems
-from ..schemas import Change, StreamPath
+from ..access.rules import requires
+from ..messages import Action
+from .context import Changing, Context
+from .openapi import BINARY, problems
+from .schemas import Change, StreamPath
 
 router = APIRouter(tags=["state"], responses=problems(404, 409, 410, 412))
 

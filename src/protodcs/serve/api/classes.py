@@ -7,20 +7,20 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
-from ....arrays import Feature
-from ....errors import InputError
-from ...access.rules import requires
-from ...messages import Action, Reply, new_id
-from ...stream.idempotency import digest_of
-from ...stream.live_stream import pack_class
-from ...stream.shared import unpack_prototypes
-from ..class_names import ClassNameEncoder
-from ..clusters.router import ClusterName, ClusterPath
-from ..context import Changing, Context, RequestContext
-from ..features import from_row
-from ..json_parsing import JsonRoute
-from ..openapi import LOCATION, problems
-from ..schemas import Body, Change, ClassName, NamePath, Row, StreamPath
+from ...arrays import Feature
+from ...errors import InputError
+from ..access.rules import requires
+from ..messages import Action, Reply, new_id
+from ..stream.idempotency import digest_of
+from ..stream.live_stream import pack_class
+from ..stream.shared import unpack_prototypes
+from .class_names import ClassNameEncoder
+from .clusters import ClusterName, ClusterPath
+from .context import Changing, Context, RequestContext
+from .features import from_row
+from .json_parsing import JsonRoute
+from .openapi import LOCATION, problems
+from .schemas import Body, Change, ClassName, NamePath, Row, StreamPath
 
 router = APIRouter(tags=["classes"], route_class=JsonRoute, responses=problems(404, 409, 410))
 

@@ -6,16 +6,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
-from ....core.state_checks import check_unit
-from ....core.vectors import row_fingerprint
-from ....errors import InputError, StateError
-from ...access.rules import requires
-from ...messages import Action, Request
-from ...settings import scoped_name
-from ...stream.shared import check_vocabulary, pack_rows
-from ..context import Context, RequestContext, checked
-from ..features import rows_in
-from ..openapi import BINARY, problems
+from ...core.state_checks import check_unit
+from ...core.vectors import row_fingerprint
+from ...errors import InputError, StateError
+from ..access.rules import requires
+from ..messages import Action, Request
+from ..settings import scoped_name
+from ..stream.shared import check_vocabulary, pack_rows
+from .context import Context, RequestContext, checked
+from .features import rows_in
+from .openapi import BINARY, problems
 
 router = APIRouter(tags=["vocabularies"])
 

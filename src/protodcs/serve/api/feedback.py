@@ -3,19 +3,19 @@
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
-from ....decision_log import LoggedDecision
-from ....errors import InputError
-from ...access.rules import requires
-from ...log.entries import LogQuery
-from ...messages import Action
-from ...stream.feedback import Feedback, pack_feedback
-from ..context import Changing, Context
-from ..decisions.handler import read_page
-from ..decisions.schemas import MAX_PAGE, Position
-from ..features import from_row
-from ..json_parsing import JsonRoute
-from ..openapi import problems
-from ..schemas import Body, Change, ClassName, Row, StreamPath
+from ...decision_log import LoggedDecision
+from ...errors import InputError
+from ..access.rules import requires
+from ..log.entries import LogQuery
+from ..messages import Action
+from ..stream.feedback import Feedback, pack_feedback
+from .context import Changing, Context
+from .decisions.handler import read_page
+from .decisions.schemas import MAX_PAGE, Position
+from .features import from_row
+from .json_parsing import JsonRoute
+from .openapi import problems
+from .schemas import Body, Change, ClassName, Row, StreamPath
 
 router = APIRouter(tags=["feedback"], route_class=JsonRoute, responses=problems(404, 409, 410))
 

@@ -3,10 +3,10 @@
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from ....version import __version__
-from ...access.problems import ProblemError
-from ...access.rules import requires
-from ..context import Context
+from ...version import __version__
+from ..access.problems import ProblemError
+from ..access.rules import requires
+from .context import Context
 
 router = APIRouter(tags=["health"])
 

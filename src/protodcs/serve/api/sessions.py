@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from fastapi import APIRouter
 from pydantic import AwareDatetime, BaseModel, Field
 
-from ...access.keys import Role
-from ...access.rules import requires
-from ...access.sessions import Session
-from ..context import Context, RequestContext
+from ..access.keys import Role
+from ..access.rules import requires
+from ..access.sessions import Session
+from .context import Context, RequestContext
 
 router = APIRouter(tags=["session"])
 

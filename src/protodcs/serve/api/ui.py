@@ -9,9 +9,9 @@ from typing import Annotated, NamedTuple
 from fastapi import APIRouter, Header, Response
 from fastapi.responses import RedirectResponse
 
-from ....ui import MEDIA_TYPES, files
-from ...access.problems import ProblemError
-from ...access.rules import requires
+from ...ui import MEDIA_TYPES, files
+from ..access.problems import ProblemError
+from ..access.rules import requires
 
 router = APIRouter(include_in_schema=False)
 

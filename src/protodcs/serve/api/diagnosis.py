@@ -3,11 +3,11 @@
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from ...access.rules import requires
-from ...messages import Action
-from ..context import Context
-from ..openapi import problems
-from ..schemas import StreamPath
+from ..access.rules import requires
+from ..messages import Action
+from .context import Context
+from .openapi import problems
+from .schemas import StreamPath
 
 router = APIRouter(tags=["streams"], responses=problems(404, 409, 410))
 

@@ -6,13 +6,13 @@ from urllib.parse import quote
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from ...access.rules import requires
-from ...messages import Action
-from ...stream.idempotency import digest_of
-from ..context import Changing, Context
-from ..json_parsing import JsonRoute
-from ..openapi import LOCATION, problems
-from ..schemas import Body, Change, NamePath, SnapshotName, StreamPath
+from ..access.rules import requires
+from ..messages import Action
+from ..stream.idempotency import digest_of
+from .context import Changing, Context
+from .json_parsing import JsonRoute
+from .openapi import LOCATION, problems
+from .schemas import Body, Change, NamePath, SnapshotName, StreamPath
 
 router = APIRouter(tags=["snapshots"], route_class=JsonRoute, responses=problems(404, 409, 410))
 

@@ -1,1 +1,0 @@
-"""Classes of a stream."""

@@ -1,1 +1,0 @@
-"""What a stream can and cannot decide."""

@@ -1,1 +1,0 @@
-"""Corrections by people, and the samples they should look at."""

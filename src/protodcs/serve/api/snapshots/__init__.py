@@ -1,1 +1,0 @@
-"""Saved snapshots of a stream."""

@@ -1,1 +1,0 @@
-"""The whole state of a stream."""

@@ -1,1 +1,0 @@
-"""Vocabularies that streams share: upload, and find."""

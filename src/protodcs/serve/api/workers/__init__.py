@@ -1,1 +1,0 @@
-"""Workers of the service, for operators."""
