@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ....errors import ProtoDCSError
 from ...access.problems import ProblemError
-from ...messages import Action, Reply, ReplyStatus
+from ...messages import Action, ReplyStatus
 from ...messages import Request as WorkerRequest
 from ...pipeline.queues import Queues
 from ...settings import ServeConfig, public_id, tenant_of
@@ -41,6 +41,8 @@ _LIST_SECONDS, _MAX_LIST_FRACTION = 1.0, 0.1
 _MAX_LISTED = 1000
 # Statistics of a stream are sent once in so many seconds, at most.
 STATS_SECONDS = 1.0
+# Above the numbers of all events at one position.
+_LAST = 1_000_000
 
 ListStreams = Callable[[str, str | None, int], Awaitable[list[ListedStream]]]
 
@@ -78,26 +80,20 @@ class Frame(NamedTuple):
     kind: str
     data: str
 
-    def of_stream(self) -> str:
-        """Return the event for those who follow its stream."""
-        return self._text("" if self.cursor is None else f"id: {self.cursor}\n")
-
-    def of_tenant(self) -> str:
-        """Return the event for those who follow all streams of a tenant. Times are what all streams share."""
-        return self._text("" if self.cursor is None else f"id: {self.time}\n")
-
-    def _text(self, name: str) -> str:
-        return f"{name}event: {self.kind}\ndata: {self.data}\n\n"
+    def encoded(self, name: object) -> bytes:
+        """Return the event as it is sent. Only one that is stored has its name as id."""
+        line = "" if self.cursor is None else f"id: {name}\n"
+        return f"{line}event: {self.kind}\ndata: {self.data}\n\n".encode()
 
 
 def for_stream(frames: Iterable[Frame]) -> bytes:
     """Return events for those who follow their stream."""
-    return "".join(frame.of_stream() for frame in frames).encode()
+    return b"".join(frame.encoded(frame.cursor) for frame in frames)
 
 
 def for_tenant(frames: Iterable[Frame]) -> bytes:
-    """Return events for those who follow all streams of a tenant."""
-    return "".join(frame.of_tenant() for frame in frames).encode()
+    """Return events for those who follow all streams of a tenant. Times are what all streams share."""
+    return b"".join(frame.encoded(frame.time) for frame in frames)
 
 
 class Subscriber:
@@ -225,7 +221,7 @@ class _Feed:
 
     @property
     def _followed(self) -> bool:
-        return bool(self.subscribers) or self._feeds.has_tenant_subscribers(tenant_of(self._stream))
+        return bool(self.subscribers or self._feeds.tenant_subscribers(tenant_of(self._stream)))
 
     async def _wait(self) -> None:
         """Wait until there may be something new, and until the next events may be handed out."""
@@ -355,10 +351,6 @@ class Feeds:
         """Remove a feed."""
         if self._feeds.get(stream) is feed:
             del self._feeds[stream]
-
-    def has_tenant_subscribers(self, tenant: str) -> bool:
-        """Return whether somebody follows all streams of a tenant."""
-        return tenant in self._tenants
 
     def tenant_subscribers(self, tenant: str) -> set[Subscriber]:
         """Return those who follow all streams of a tenant."""
@@ -494,17 +486,10 @@ class Feeds:
 
     async def _ask(self, stream: str, query: dict[str, Any]) -> dict[str, Any]:
         request = WorkerRequest(stream, Action.READ_EVENTS, secrets.token_hex(8), json.dumps(query).encode())
-        reply: Reply
         (reply,) = await self._queues.ask_at_once([request])
         if reply.status is ReplyStatus.MISSING:
             raise _GoneError("stream_not_found", reply.message)
-        facts = checked(reply).facts
-        assert facts is not None
-        return facts
-
-
-# Above the numbers of all events at one position.
-_LAST = 1_000_000
+        return checked(reply).facts or {}
 
 
 async def _drained(subscriber: Subscriber) -> AsyncGenerator[bytes, None]:

@@ -8,7 +8,8 @@ from contextlib import aclosing
 from typing import Annotated, Any, NoReturn
 
 from fastapi import APIRouter, Header, Query, Response
-from starlette.types import Receive, Scope, Send
+from fastapi.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from ...access.problems import ProblemError
 from ...access.rules import requires
@@ -41,76 +42,49 @@ LastEventId = Annotated[
 After = Annotated[str | None, Query(max_length=100, description="The same as `Last-Event-ID`, which comes first.")]
 
 
-class EventResponse(Response):
-    """Sends events until the client disconnects."""
+class EventResponse(StreamingResponse):
+    """Sends events until the client disconnects, or takes nothing for too long."""
 
     media_type = MEDIA_TYPE
-
-    # FastAPI reads the status of its documentation from the default.
-    def __init__(
-        self,
-        context: RequestContext | None = None,
-        events: AsyncGenerator[bytes, None] | None = None,
-        status_code: int = 200,
-    ):
-        super().__init__(status_code=status_code, headers=_HEADERS)
-        del self.headers["content-length"]
-        self._context = context
-        self._events = events
+    body_iterator: AsyncGenerator[bytes, None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events, and a heartbeat if there were none for a while."""
-        assert self._events is not None
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        gone = asyncio.create_task(_disconnected(receive))
-        sending = asyncio.create_task(self._send_all(send))
-        try:
-            await asyncio.wait([gone, sending], return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
-        finally:
-            for task in (gone, sending):
-                task.cancel()
-            await asyncio.gather(gone, sending, return_exceptions=True)
-            self._leave()
-        await send({"type": "http.response.body", "body": b""})
+        """Send the events, and end their iterator."""
 
-    async def _send_all(self, send: Send) -> None:
-        assert self._context is not None
-        assert self._events is not None
-        heartbeat_seconds = self._context.services.config.heartbeat_seconds
-        first = f"retry: {_RETRY_MILLISECONDS}\n\n".encode() + _heartbeat()
-        await _send(send, first)
-        sent = time.monotonic()
-        async with aclosing(self._events) as events:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(_SEND_SECONDS):
+                await send(message)
+
+        async with aclosing(self.body_iterator):
+            await super().__call__(scope, receive, send_in_time)
+
+
+async def _with_heartbeats(context: RequestContext, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Yield nothing after the first look at the stream, then events, and a heartbeat if there were none for a while."""
+    feeds, heartbeat_seconds = context.services.feeds, context.services.config.heartbeat_seconds
+    feeds.enter(context.tenant)
+    try:
+        async with aclosing(events):
+            first = await anext(events, b"")
+            yield b""
+            yield f"retry: {_RETRY_MILLISECONDS}\n\n".encode() + _heartbeat() + first
+            sent = time.monotonic()
             async for content in events:
-                if not self._is_allowed():
+                if not _is_allowed(context):
                     return
                 if time.monotonic() - sent >= heartbeat_seconds:
                     content += _heartbeat()
                 if content:
-                    await _send(send, content)
+                    yield content
                     sent = time.monotonic()
-
-    def _is_allowed(self) -> bool:
-        """Return whether the caller's key and session are still good."""
-        assert self._context is not None
-        sessions, caller = self._context.services.sessions, self._context.caller
-        return sessions is None or caller is None or sessions.is_good(self._context.session, caller)
-
-    def _leave(self) -> None:
-        if self._context is not None:
-            self._context.services.feeds.leave(self._context.tenant)
+    finally:
+        feeds.leave(context.tenant)
 
 
-async def _send(send: Send, content: bytes) -> None:
-    async with asyncio.timeout(_SEND_SECONDS):
-        await send({"type": "http.response.body", "body": content, "more_body": True})
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def _is_allowed(context: RequestContext) -> bool:
+    """Return whether the caller's key and session are still good."""
+    sessions, caller = context.services.sessions, context.caller
+    return sessions is None or caller is None or sessions.is_good(context.session, caller)
 
 
 def _heartbeat() -> bytes:
@@ -159,16 +133,6 @@ async def all_events(context: Context, last_event_id: LastEventId = None, after:
 
 async def _begun(context: RequestContext, events: AsyncGenerator[bytes, None]) -> Response:
     """Return the response, after the first look at the stream, so that a stream that is not there is a 404."""
-    context.services.feeds.enter(context.tenant)
-    try:
-        first = await anext(events, b"")
-    except BaseException:
-        context.services.feeds.leave(context.tenant)
-        raise
-    return EventResponse(context, _chained(first, events))
-
-
-async def _chained(first: bytes, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    yield first
-    async for content in events:
-        yield content
+    content = _with_heartbeats(context, events)
+    await anext(content)
+    return EventResponse(content, headers=_HEADERS)
