@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 _MAX_CALLS, _SHORT = 2, 0.02
 # Pause between attempts to read where streams belong, in seconds.
 _PAUSE = 0.05
+# Pause before a request is sent again whose stream moves to another process, in seconds.
+_MOVING_PAUSE = 0.02
 # How often that is read if nothing fails, in seconds.
 _REFRESH = 2.0
 # Pauses between the health checks of a process that failed double from `lease_seconds / 10` to this, in seconds.
@@ -199,6 +201,7 @@ class Forwarding:
                 self._refresh()
             else:
                 return 0.0
+            return _MOVING_PAUSE
         else:
             if self._holders.get(stream) == name or self._is_suspect(name):
                 self._holders.pop(stream, None)

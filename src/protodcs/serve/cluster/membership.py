@@ -36,8 +36,9 @@ _BEATS_PER_LEASE, _MAX_BEAT = 5, 1.0
 _BATCH = 128
 # A stream that is not unloaded after so many seconds is handed over by the lease of the store.
 _UNLOAD_SECONDS = 5.0
-# Requests at the wrong process have the partitions read again, so many seconds after the last time.
-_FRESH_SECONDS = 0.2
+# Requests at the wrong process have the partitions read again, so many seconds after the last time: at most, and for
+# each process, so that all processes together do not ask the database too often.
+_FRESH_SECONDS, _FRESH_SECONDS_EACH = 0.2, 0.005
 # Rows of processes that ended are deleted after so many leases.
 _FORGOTTEN_LEASES = 100
 # Taken by whoever creates the tables or changes partitions: the bytes of "protodcs".
@@ -133,13 +134,17 @@ class Membership:
 
     async def find_placement(self) -> PartitionMap:
         """Return where streams belong now. The database is asked, unless that was done a moment ago."""
-        if time.monotonic() - self._read > _FRESH_SECONDS:
-            if self._reading is None or self._reading.done():
-                self._reading = asyncio.create_task(self._beat())
-            with suppress(StoreError):
-                # A caller that gives up must not cancel it: that can take long, and beats would wait.
-                await asyncio.shield(self._reading)
+        self.refresh()
+        if self._reading is not None:
+            # A caller that gives up must not cancel it: that can take long, and beats would wait.
+            await asyncio.shield(self._reading)
         return self.placement
+
+    def refresh(self) -> None:
+        """Ask the database where streams belong, in the background, unless that was done a moment ago."""
+        fresh = min(_FRESH_SECONDS, len(self._live) * _FRESH_SECONDS_EACH)
+        if time.monotonic() - self._read > fresh and (self._reading is None or self._reading.done()):
+            self._reading = asyncio.create_task(self._beat_once())
 
     # Join and leave.
 
@@ -198,6 +203,10 @@ class Membership:
             except Exception:
                 _log.exception("the partitions cannot be shared")
             await wait_at_most(self._wanted, self._beat_seconds)
+
+    async def _beat_once(self) -> None:
+        with suppress(StoreError):
+            await self._beat()
 
     async def _beat(self) -> None:
         """Renew the lease, and read what is new."""

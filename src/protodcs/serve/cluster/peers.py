@@ -12,7 +12,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import msgspec
@@ -24,6 +24,9 @@ from ..pipeline.group import Group
 from ..settings import ServeConfig
 from ..workers.worker import Worker
 from .forwarding import AT_WORK
+
+if TYPE_CHECKING:
+    from .membership import Membership
 
 # Part of the path: processes that pack requests differently don't understand each other.
 PROTOCOL = 2
@@ -109,10 +112,11 @@ class Calls:
 class PeerMiddleware:
     """Serves the calls of other processes. All other requests go to the application."""
 
-    def __init__(self, app: ASGIApp, worker: Worker, secret: bytes, config: ServeConfig):
+    def __init__(self, app: ASGIApp, worker: Worker, membership: "Membership", secret: bytes, config: ServeConfig):
         self._app = app
         self._beat_seconds = config.attempt_seconds / 4
         self._worker = worker
+        self._membership = membership
         self._authorization = f"Bearer {_token(secret, worker.name)}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -143,6 +147,10 @@ class PeerMiddleware:
         def put(number: int, group: Group) -> None:
             served.put_nowait((number, group.replies))
 
+        placement = self._membership.placement
+        if any(placement.first(requests[0].stream) != self._worker.name for requests in groups):
+            # The caller may know of a change before this process does. It asks again if this comes too late.
+            self._membership.refresh()
         for number, requests in enumerate(groups):
             self._worker.pipeline.begin(Group(requests, partial(put, number)))
         await send({"type": "http.response.start", "status": 200, "headers": [_MEDIA_TYPE]})

@@ -79,7 +79,7 @@ class _Peers:
         return [found for found in await asyncio.gather(*map(self._calls.facts, others)) if found is not None]
 
     def application(self, app: ASGIApp) -> ASGIApp:
-        return PeerMiddleware(app, self._worker, self._secret, self._config)
+        return PeerMiddleware(app, self._worker, self._membership, self._secret, self._config)
 
     async def aclose(self) -> None:
         if self._forwarding is not None:

@@ -107,11 +107,13 @@ class Queues:
 
     async def ask_many(self, requests: list[Request]) -> list[Reply]:
         """Return the final replies to requests on one stream, in their order."""
-        return await self._ask(self._queue_of(requests[0].stream), traces.marked(requests))
+        marked = traces.marked(requests)
+        return await self._ask(self._queue_of(requests[0].stream), marked)
 
     async def ask_at_once(self, requests: list[Request]) -> list[Reply]:
         """Return the final replies to questions on one stream; they do not wait for requests that came before them."""
-        return await self._ask(self._new_queue(requests[0].stream, object()), traces.marked(requests))
+        marked = traces.marked(requests)
+        return await self._ask(self._new_queue(requests[0].stream, object()), marked)
 
     async def ask_when_made(
         self, stream: str, make: Callable[[], Awaitable[Sequence[Request | Reply]]], count: int
