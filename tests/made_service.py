@@ -128,7 +128,7 @@ class CallsOf:
 def forwarding_queues(call, find_placement, config, name="front", pipeline=None):
     """Return the queues of a process that sends its requests to others, and what sends them."""
     metrics = IngressMetrics(config.max_queued_requests)
-    forwarding = Forwarding(name, pipeline, CallsOf(call), find_placement, config, metrics)
+    forwarding = Forwarding(name, pipeline, CallsOf(call).call, find_placement, config, metrics)
     return Queues(forwarding.begin, config, metrics), forwarding
 
 

@@ -8,13 +8,12 @@ takes over its streams.
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import AsyncIterator
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from ..messages import Action, Reply, ReplyStatus, Request, WorkerLostError, internal_error
 from ..pipeline.group import MAX_REQUESTS, Group
@@ -38,18 +37,8 @@ _MAX_BACK_OFF = 60.0
 _HEALTH_CHECK = Request("", Action.CHECK_HEALTH, "")
 # What a process sends in place of replies while it works.
 AT_WORK: tuple[int, list[Reply]] = (-1, [])
-
-
-class Calls(Protocol):
-    """Calls to other processes."""
-
-    def call(self, process: str, groups: list[list[Request]]) -> AsyncIterator[tuple[int, list[Reply]]]:
-        """Yield the number and the replies of each group as soon as it has them, and `AT_WORK` in between.
-
-        Raises:
-            WorkerLostError: the process cannot be reached.
-        """
-        ...
+# Calls a process with groups of requests: see `peers.Calls.call`.
+CallProcess = Callable[[str, list[list[Request]]], AsyncIterator[tuple[int, list[Reply]]]]
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +81,7 @@ class Forwarding:
     Args:
         name: of this process.
         pipeline: of this process.
-        calls: to the others.
+        call: calls another process.
         find_placement: returns the processes, and which streams belong to them.
         config: the settings of the service.
         metrics: where failures are counted.
@@ -102,19 +91,19 @@ class Forwarding:
         self,
         name: str,
         pipeline: Pipeline,
-        calls: Calls,
+        call: CallProcess,
         find_placement: FindPlacement,
         config: ServeConfig,
         metrics: IngressMetrics,
     ):
         self._name = name
         self._pipeline = pipeline
-        self._calls = calls
+        self._call_process = call
         self._find_placement = find_placement
         self._config = config
         self._metrics = metrics
         metrics.suspect_workers.set_function(lambda: sum(found.suspect for found in self._processes.values()))
-        self._processes: dict[str, _Process] = {}
+        self._processes: defaultdict[str, _Process] = defaultdict(_Process)
         # Who holds a stream, by the replies of others, if it is not the first of the placement.
         self._holders: dict[str, str] = {}
         self._placement: Placement | None = None
@@ -138,7 +127,7 @@ class Forwarding:
         requests = group.requests
         if stand_in or take_from:
             requests = [request._replace(stand_in=stand_in, take_from=take_from) for request in requests]
-        process = self._process(name)
+        process = self._processes[name]
         sent = Group(requests, lambda done: self._replied(name, done, group))
         process.sent[sent] = time.monotonic()
         if name == self._name:
@@ -147,30 +136,24 @@ class Forwarding:
             process.waiting.append(sent)
             self._schedule_call(name, process)
 
-    def _process(self, name: str) -> _Process:
-        return self._processes.setdefault(name, _Process())
-
-    def _is_suspect(self, name: str) -> bool:
-        return name in self._processes and self._processes[name].suspect
-
     def _target(self, placement: Placement, stream: str) -> tuple[str, str]:
         """Return who holds the stream, or else the first by placement that is not suspect; and whom to take it from."""
         take_from = ""
         holder = self._holders.get(stream)
         if holder is not None:
-            if not self._is_suspect(holder):
+            if not self._processes[holder].suspect:
                 return holder, ""
-            if self._process(holder).failures_in_a_row >= self._config.takeover_failures:
+            if self._processes[holder].failures_in_a_row >= self._config.takeover_failures:
                 take_from = holder
         first = placement.first(stream)
-        if self._is_suspect(first):
+        if self._processes[first].suspect:
             others = placement.order(stream)
-            first = next((name for name in others if not self._is_suspect(name)), first)
+            first = next((name for name in others if not self._processes[name].suspect), first)
         return first, take_from
 
     def _replied(self, name: str, sent: Group, group: Group) -> None:
         """Learn from the replies of a process, and give them to those who wait."""
-        self._process(name).sent.pop(sent, None)
+        self._processes[name].sent.pop(sent, None)
         problem = next((reply for reply in sent.replies if not reply.status.final), None)
         if problem is None:
             self._forget_failures(name)
@@ -187,8 +170,9 @@ class Forwarding:
         if problem.status is ReplyStatus.HELD:
             # Only the process that holds the stream, by the store, can serve it, wherever the stream belongs.
             self._holders[stream] = problem.message
-            if self._is_suspect(problem.message):
-                self._process(problem.message).wanted.set()
+            holder = self._processes[problem.message]
+            if holder.suspect:
+                holder.wanted.set()
         elif problem.status is ReplyStatus.MOVED:
             self._holders.pop(stream, None)
             first = None if self._placement is None else self._placement.first(stream)
@@ -203,7 +187,7 @@ class Forwarding:
                 return 0.0
             return _MOVING_PAUSE
         else:
-            if self._holders.get(stream) == name or self._is_suspect(name):
+            if self._holders.get(stream) == name or self._processes[name].suspect:
                 self._holders.pop(stream, None)
             # It may be cut off from the store.
             self._check_health(name)
@@ -243,7 +227,7 @@ class Forwarding:
         limit = self._config.attempt_seconds
         try:
             async with asyncio.timeout(limit) as timeout:
-                async for number, replies in self._calls.call(name, [group.requests for group in groups]):
+                async for number, replies in self._call_process(name, [group.requests for group in groups]):
                     timeout.reschedule(asyncio.get_running_loop().time() + limit)
                     if replies:
                         groups[number].end(replies)
@@ -265,12 +249,12 @@ class Forwarding:
         while True:
             await asyncio.sleep(limit / 2)
             now = time.monotonic()
-            if now - next(iter(self._process(self._name).sent.values()), now) > limit:
+            if now - next(iter(self._processes[self._name].sent.values()), now) > limit:
                 self._check_health(self._name)
 
     def _suspect(self, name: str, problem: str) -> None:
         """Send nothing to a process until it is healthy, and send elsewhere what it was asked."""
-        process = self._process(name)
+        process = self._processes[name]
         # What failed together counts as one failure.
         if not process.suspect:
             process.wanted.clear()
@@ -285,8 +269,8 @@ class Forwarding:
             group.end_all(Reply(ReplyStatus.LATER, problem))
 
     def _forget_failures(self, name: str) -> None:
-        process = self._processes.get(name)
-        if process is None or not process.failures:
+        process = self._processes[name]
+        if not process.failures:
             return
         if process.checks is not None:
             process.checks.cancel()
@@ -303,7 +287,7 @@ class Forwarding:
 
     def _check_health(self, name: str) -> None:
         """Check a process in the background until it is healthy, unless that is in progress."""
-        process = self._process(name)
+        process = self._processes[name]
         if process.checks is None or process.checks.done():
             process.checks = asyncio.create_task(self._check_until_healthy(name, process), context=Context())
 
@@ -339,7 +323,7 @@ class Forwarding:
                 if name == self._name:
                     replies = await self._pipeline.serve([_HEALTH_CHECK])
                 else:
-                    found = [replies async for _, replies in self._calls.call(name, [[_HEALTH_CHECK]]) if replies]
+                    found = [replies async for _, replies in self._call_process(name, [[_HEALTH_CHECK]]) if replies]
                     (replies,) = found
                 return replies[0].status is ReplyStatus.DONE
         except (WorkerLostError, TimeoutError):

@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import msgspec
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...errors import ProtoDCSError
 from ..messages import Reply, Request, WorkerLostError
@@ -37,7 +40,7 @@ _HEAD = struct.Struct("<iI")
 _AT_WORK = _HEAD.pack(AT_WORK[0], 0)
 _MAX_BODY = 2**30
 _FACTS_SECONDS = 1.0
-_MEDIA_TYPE = (b"content-type", b"application/msgpack")
+_HEADERS = [(b"content-type", b"application/msgpack")]
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack_groups = msgspec.msgpack.Decoder(list[list[Request]]).decode
@@ -127,16 +130,16 @@ class PeerMiddleware:
         headers = dict(scope["headers"])
         # Before the body is read.
         if not hmac.compare_digest(headers.get(b"authorization", b""), self._authorization):
-            await _respond(send, 403)
+            await _rejection(403)(scope, receive, send)
         elif (scope["method"], scope["path"]) == ("GET", _FACTS):
-            await _respond(send, 200, _pack(self._worker.facts()))
+            await Response(_pack(self._worker.facts()))(scope, receive, send)
         elif (scope["method"], scope["path"]) != ("POST", _CALLS):
-            await _respond(send, 404)
+            await _rejection(404)(scope, receive, send)
         else:
             try:
-                groups = _unpack_groups(await _body(receive))
-            except (msgspec.MsgspecError, _IncompleteError):
-                await _respond(send, 400)
+                groups = _unpack_groups(await _body(HttpRequest(scope, receive)))
+            except (msgspec.MsgspecError, ClientDisconnect, _TooLargeError):
+                await _rejection(400)(scope, receive, send)
             else:
                 await self._serve(groups, send)
 
@@ -153,7 +156,7 @@ class PeerMiddleware:
             self._membership.refresh()
         for number, requests in enumerate(groups):
             self._worker.pipeline.begin(Group(requests, partial(put, number)))
-        await send({"type": "http.response.start", "status": 200, "headers": [_MEDIA_TYPE]})
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         open_groups = len(groups)
         while open_groups:
             try:
@@ -172,31 +175,23 @@ class PeerMiddleware:
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _respond(send: Send, status: int, body: bytes = b"") -> None:
-    headers = [(b"content-length", b"%d" % len(body)), _MEDIA_TYPE]
-    if status != 200:
-        # The rest of the body was not read.
-        headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def _rejection(status: int) -> Response:
+    # The rest of the body was not read.
+    return Response(status_code=status, headers={"connection": "close"})
 
 
-class _IncompleteError(ProtoDCSError):
-    """The caller left, or sent too much."""
+class _TooLargeError(ProtoDCSError):
+    """The caller sent too much."""
 
 
-async def _body(receive: Receive) -> bytes:
+async def _body(call: HttpRequest) -> bytes:
     parts, size = [], 0
-    while True:
-        message: Message = await receive()
-        if message["type"] == "http.disconnect":
-            raise _IncompleteError("the caller left")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
+    async for part in call.stream():
+        parts.append(part)
+        size += len(part)
         if size > _MAX_BODY:
-            raise _IncompleteError("the body is too large")
-        if not message.get("more_body", False):
-            return b"".join(parts)
+            raise _TooLargeError("the body is too large")
+    return b"".join(parts)
 
 
 def _token(secret: bytes, process: str) -> str:

@@ -68,7 +68,9 @@ class _Peers:
 
     def forward(self, metrics: IngressMetrics) -> Callable[[Group], None]:
         worker, find_placement = self._worker, self._membership.find_placement
-        self._forwarding = Forwarding(worker.name, worker.pipeline, self._calls, find_placement, self._config, metrics)
+        self._forwarding = Forwarding(
+            worker.name, worker.pipeline, self._calls.call, find_placement, self._config, metrics
+        )
         return self._forwarding.begin
 
     async def names(self) -> list[str]:
