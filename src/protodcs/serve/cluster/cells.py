@@ -21,7 +21,6 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 import aiohttp
-import uvicorn
 from pydantic import Field
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -302,17 +301,10 @@ def serve(config: CellsConfig, ready: Callable[[str], None]) -> None:
 
     async def run() -> None:
         front = Front(config.cells)
-        server = Server(
-            uvicorn.Config(
-                front, http="httptools", log_config=None, access_log=False, lifespan="off", ws="none",
-                proxy_headers=False, server_header=False, timeout_graceful_shutdown=_END_SECONDS,
-            )
-        )  # fmt: skip
+        server = Server(front, _END_SECONDS)
         for name in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(name, setattr, server, "should_exit", True)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        while not (server.started or serving.done()):
-            await asyncio.sleep(0.01)
+        serving = await server.start(listener)
         ready(f"http://{config.host}:{config.port}")
         try:
             await serving

@@ -129,6 +129,7 @@ class LocalService:
         webhooks: Webhooks,
         peers: Peers | None = None,
     ):
+        self._config = config
         self._worker = worker
         self._store = store
         self._peers = peers
@@ -139,7 +140,7 @@ class LocalService:
         encoding = None if encoder is None else _BatchedEncoder(encoder, config)
         registries = [metrics.registry]
         if encoding is not None:
-            metrics.queued_images.set_function(encoding.queued)
+            metrics.queued_images.set_function(lambda: encoding.queued)
             registries.append(encoding.metrics.registry)
         parts = ("workers", "store") if encoder is None else ("workers", "store", "encoder")
         self._gathering = Gathering(config.lease_seconds, parts, registries)
@@ -166,15 +167,58 @@ class LocalService:
         """Return what each worker says of itself."""
         return await self.facts() + ([] if self._peers is None else await self._peers.facts())
 
-    async def leave(self) -> None:
+    async def serve(
+        self, listener: socket.socket, ready: Callable[[str], None], failure: "asyncio.Future[BaseException]"
+    ) -> None:
+        """Serve HTTP until a signal arrives or the service fails: see `serve_worker`."""
+        config, peers = self._config, self._peers
+        loop = asyncio.get_running_loop()
+        signalled = asyncio.Event()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, signalled.set)
+        server = Server(
+            self.api if peers is None else peers.application(self.api),
+            max(1, int(_FRACTION_FOR_REQUESTS * config.drain_seconds)),
+            ssl_certfile=config.tls_certificate,
+            ssl_keyfile=config.tls_key,
+        )
+        logging.getLogger("uvicorn").handlers = logging.getLogger("protodcs").handlers
+        avoid_pauses()
+        serving = await server.start(listener)
+        if peers is not None:
+            await peers.join()
+        ready(address_of(config))
+        ends: list[asyncio.Future[Any]] = [serving, loop.create_task(signalled.wait()), failure]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        end = loop.time() + config.drain_seconds
+        if not failure.done():
+            # Requests are still served. What is not handed over by then is taken by others when it is released.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._leave(), _FRACTION_FOR_REQUESTS * config.drain_seconds)
+        if failure.done():
+            server.config.timeout_graceful_shutdown = _SECONDS_AFTER_FAILURE
+        # uvicorn closes the port and idle connections, and waits for the responses that are due.
+        server.should_exit = True
+        self.services.stop()
+        ends = [serving, failure]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if not failure.done():
+            # What is left after this time has its records in the store, and only takes longer to load.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._worker.drain(STOPPING), max(0.0, end - loop.time()))
+        await serving
+        if failure.done():
+            raise failure.result()
+
+    async def _leave(self) -> None:
         """Hand over all streams to the other processes, while this one still serves requests."""
         self._leaving = True
         if self._peers is not None:
             await self._peers.leave()
 
-    def listen_for_prometheus(self, host: str, port: int) -> None:
+    def listen_for_prometheus(self) -> None:
         """Serve metrics from now on. Raise ConfigError if the port cannot be listened on."""
-        self._gathering.listen(host, port)
+        self._gathering.listen(self._config.host, self._config.metrics_port)
         self._publishing = asyncio.create_task(gather_forever(self._gather))
 
     async def _gather(self) -> None:
@@ -182,28 +226,22 @@ class LocalService:
         await self._gathering.read_totals(self._store)
 
 
-class _BatchedEncoder:
+class _BatchedEncoder(MicroBatcher):
     """The encoder as the routes use it: images that arrive while it works go through it together."""
 
     def __init__(self, encoder: BatchEncoder, config: ServeConfig):
+        super().__init__(self._encode_batch, calls=encoder.calls, images=config.batch_size)
         self.metrics = EncoderMetrics()
         self.calls = encoder.calls
         self.prototypes, self.vocabulary, self.facts = encoder.prototypes, encoder.vocabulary, encoder.facts
-        self._shared = encoder
-        self._batches = MicroBatcher(self._encode, calls=encoder.calls, images=config.batch_size)
+        self._encoder = encoder
 
-    async def _encode(self, images: list[bytes]) -> list[bytes | str]:
+    async def _encode_batch(self, images: list[bytes]) -> list[bytes | str]:
         self.metrics.batch.observe(len(images))
         with self.metrics.seconds.time():
-            answers = await self._shared.encode(images)
+            answers = await self._encoder.encode(images)
         self.metrics.bad.inc(sum(isinstance(answer, str) for answer in answers))
         return answers
-
-    def queued(self) -> int:
-        return self._batches.queued
-
-    async def encode(self, image: bytes) -> bytes:
-        return await self._batches.encode(image)
 
 
 class _HeaderLimits(HttpToolsProtocol):
@@ -302,7 +340,37 @@ class _HeaderLimits(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """A server that leaves signals to others."""
+    """A server of HTTP alone, which leaves signals to others.
+
+    Args:
+        app: what it serves.
+        end_seconds: requests have so much time to end after `should_exit` is set.
+        options: further options of `uvicorn.Config`.
+    """
+
+    def __init__(self, app: ASGIApp, end_seconds: int, **options: Any):
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=_HeaderLimits,
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                proxy_headers=False,
+                server_header=False,
+                timeout_graceful_shutdown=end_seconds,
+                **options,
+            )
+        )
+
+    async def start(self, listener: socket.socket) -> "asyncio.Task[None]":
+        """Return the task that serves, as soon as it listens or has failed."""
+        serving = asyncio.create_task(self.serve(sockets=[listener]))
+        while not (self.started or serving.done()):
+            await asyncio.sleep(0.001)
+        return serving
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -358,71 +426,11 @@ async def serve_worker(
         await worker.start()
         await webhooks.start()
         if config.metrics_port:
-            service.listen_for_prometheus(config.host, config.metrics_port)
-        await _serve_http(config, service, listener, ready, worker, failure, peers)
+            service.listen_for_prometheus()
+        await service.serve(listener, ready, failure)
     finally:
         await webhooks.close()
         await worker.close()
-
-
-async def _serve_http(
-    config: ServeConfig,
-    service: LocalService,
-    listener: socket.socket,
-    ready: Callable[[str], None],
-    worker: Worker,
-    failure: "asyncio.Future[BaseException]",
-    peers: Peers | None,
-) -> None:
-    loop = asyncio.get_running_loop()
-    signalled = asyncio.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, signalled.set)
-    server = Server(
-        uvicorn.Config(
-            service.api if peers is None else peers.application(service.api),
-            http=_HeaderLimits,
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            proxy_headers=False,
-            server_header=False,
-            ssl_certfile=config.tls_certificate,
-            ssl_keyfile=config.tls_key,
-            timeout_graceful_shutdown=max(1, int(_FRACTION_FOR_REQUESTS * config.drain_seconds)),
-        )
-    )
-    logging.getLogger("uvicorn").handlers = logging.getLogger("protodcs").handlers
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    avoid_pauses()
-    while not (server.started or serving.done()):
-        await asyncio.sleep(0.001)
-    if peers is not None:
-        await peers.join()
-    ready(address_of(config))
-    ends: list[asyncio.Future[Any]] = [serving, loop.create_task(signalled.wait()), failure]
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    end = loop.time() + config.drain_seconds
-    if not failure.done():
-        # Requests are still served. What is not handed over by then is taken by others when it is released.
-        with suppress(TimeoutError):
-            await asyncio.wait_for(service.leave(), _FRACTION_FOR_REQUESTS * config.drain_seconds)
-    if failure.done():
-        server.config.timeout_graceful_shutdown = _SECONDS_AFTER_FAILURE
-    # uvicorn closes the port and idle connections, and waits for the responses that are due.
-    server.should_exit = True
-    service.services.stop()
-    ends = [serving, failure]
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    if not failure.done():
-        # What is left after this time has its records in the store, and only takes longer to load.
-        with suppress(TimeoutError):
-            await asyncio.wait_for(worker.drain(STOPPING), max(0.0, end - loop.time()))
-    await serving
-    if failure.done():
-        raise failure.result()
 
 
 def address_of(config: ServeConfig) -> str:
