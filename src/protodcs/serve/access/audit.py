@@ -19,13 +19,11 @@ from starlette.types import Scope
 from ..guard import GuardEvent
 from ..settings import public_id, tenant_of
 from .bucket import Bucket
-from .keys import Caller, without_keys
+from .keys import Caller, logged_stream
 from .rules import Rule
 
 _log = logging.getLogger(__name__)
 
-# Maximum length of a stream id. A rejected request can contain anything.
-_LONGEST_STREAM = 200
 DENIED = (401, 403)
 # Lines of denied requests per second, and at once, so that nobody can fill the disk with them.
 _DENIED_RATE, _DENIED_BURST = 10, 100
@@ -105,7 +103,6 @@ class AuditTrail:
 
 def of_request(state: dict[str, Any], rule: Rule | None, caller: Caller | None, status: int | None) -> dict[str, Any]:
     """Return the line of a request."""
-    stream: str | None = state.get("stream")
     entry: dict[str, Any] = {
         "time": _now(),
         "request_id": state["request_id"],
@@ -113,7 +110,7 @@ def of_request(state: dict[str, Any], rule: Rule | None, caller: Caller | None, 
         "key": None if caller is None else caller.key,
         "role": None if caller is None else caller.role,
         "action": None if rule is None else rule.action,
-        "stream": None if stream is None else without_keys(stream)[:_LONGEST_STREAM],
+        "stream": logged_stream(state.get("stream")),
         "status": status,
         "outcome": _outcome(status),
     }

@@ -40,6 +40,8 @@ _SECRET_LETTERS, _SECRET_LENGTH = string.ascii_letters + string.digits, 43
 _KEY = re.compile(rf"pdcs_([a-z0-9]{{{_ID_LENGTH}}})_([A-Za-z0-9]{{{_SECRET_LENGTH}}})")
 # What looks like a key, or a part of one, wherever it stands.
 _LIKE_A_KEY = re.compile(r"pdcs_[A-Za-z0-9_]*")
+# Maximum length of a stream id in a log.
+_LONGEST_STREAM = 200
 # How often the file is looked at, in seconds.
 _LOOK = 1.0
 
@@ -117,6 +119,11 @@ def _drawn(letters: str, length: int) -> str:
 def without_keys(text: str) -> str:
     """A text from a caller, for a log: whatever looks like a key is left out of it."""
     return _LIKE_A_KEY.sub("pdcs_...", text)
+
+
+def logged_stream(stream: str | None) -> str | None:
+    """Return the stream id of a request, for a log. A rejected request can contain anything."""
+    return None if stream is None else without_keys(stream)[:_LONGEST_STREAM]
 
 
 class Keys:

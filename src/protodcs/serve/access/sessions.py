@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
+from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from ...errors import ProtoDCSError
@@ -127,13 +128,8 @@ class Sessions:
 
     def _token(self, scope: Scope) -> str:
         """Return the cookie of a request; empty if there is none."""
-        for header, value in scope["headers"]:
-            if header.lower() == b"cookie":
-                for cookie in value.decode("latin-1").split(";"):
-                    name, _, token = cookie.strip().partition("=")
-                    if name == self._name and len(token) <= _MAX_TOKEN:
-                        return token
-        return ""
+        token = HTTPConnection(scope).cookies.get(self._name, "")
+        return token if len(token) <= _MAX_TOKEN else ""
 
     def _header(self, scope: Scope, token: str, seconds: int) -> str:
         secure = "; Secure" if _is_https(scope) else ""

@@ -8,7 +8,7 @@ from opentelemetry.trace import Span
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from ..access.keys import without_keys
+from ..access.keys import logged_stream
 from ..telemetry import logs, traces
 from ..telemetry.metrics import IngressMetrics
 
@@ -23,7 +23,6 @@ _FREQUENT = (
 )
 # The status of a request whose caller disconnected before the response.
 DISCONNECTED = 499
-_LONGEST_STREAM = 200
 
 
 class RequestLog:
@@ -63,7 +62,7 @@ class RequestLog:
             "seconds": round(seconds, 6),
             "tenant": None if caller is None else caller.tenant,
             "key": None if caller is None else caller.key,
-            "stream": _stream(scope),
+            "stream": logged_stream(scope["state"].get("stream") or scope.get("path_params", {}).get("stream")),
             "reason": reason,
             **traces.ids_of_caller(Headers(scope=scope)),
         }
@@ -84,12 +83,6 @@ def reason_of(body: bytes) -> str | None:
         return None
     reason = problem.get("code") or problem.get("title")
     return reason if isinstance(reason, str) else None
-
-
-def _stream(scope: Scope) -> str | None:
-    """Return the stream of a request, short and without any API key that it contains."""
-    stream = scope["state"].get("stream") or scope.get("path_params", {}).get("stream")
-    return None if stream is None else without_keys(str(stream))[:_LONGEST_STREAM]
 
 
 def _route(scope: Scope) -> str:
