@@ -2,7 +2,6 @@
 
 import json
 from typing import Annotated
-from urllib.parse import quote
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
@@ -19,7 +18,7 @@ from .clusters import ClusterName, ClusterPath
 from .context import Changing, Context, RequestContext
 from .features import from_row
 from .json_parsing import JsonRoute
-from .openapi import LOCATION, problems
+from .openapi import LOCATION, location, problems
 from .schemas import Body, Change, ClassName, NamePath, Row, StreamPath
 
 router = APIRouter(tags=["classes"], route_class=JsonRoute, responses=problems(404, 409, 410))
@@ -37,7 +36,7 @@ class NewClass(Body):
 async def add_class(stream: StreamPath, body: NewClass, context: Changing) -> Change:
     """Append a class by its name, or with your own prototype."""
     added = context.as_change(await _add(stream, body, context))
-    context.response.headers["Location"] = _address(stream, body.name)
+    context.response.headers["Location"] = location("streams", stream, "classes", body.name)
     return added
 
 
@@ -81,7 +80,7 @@ async def add_class_of_cluster(
     context.key = new_id()
     edit = {"action": "name", "cluster": cluster, "name": body.name}
     await context.ask(stream, Action.EDIT_CLUSTERS, json.dumps(edit, sort_keys=True).encode())
-    context.response.headers["Location"] = _address(stream, body.name)
+    context.response.headers["Location"] = location("streams", stream, "classes", body.name)
     return context.as_change(added)
 
 
@@ -90,10 +89,6 @@ async def add_class_of_cluster(
 async def remove_class(stream: StreamPath, name: NamePath, context: Changing) -> Change:
     """Remove a class. The indices of the classes behind it decrease by one."""
     return await context.change(stream, Action.REMOVE_CLASS, name.encode())
-
-
-def _address(stream: str, name: str) -> str:
-    return f"/v1/streams/{quote(stream, safe='')}/classes/{quote(name, safe='')}"
 
 
 async def _preview(stream: str, cluster: int, name: str, context: RequestContext) -> Reply:

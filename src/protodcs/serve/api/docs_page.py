@@ -57,11 +57,7 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
     for status, response in operation["responses"].items():
         body: dict[str, Any] = next(iter(response.get("content", {}).values()), {})
         rows.append((status, f"{_name(body.get('schema', {}))} {response['description']}"))
-    description = escape(operation.get("description", ""))
-    return (
-        f"<details><summary><code><b>{method}</b> {escape(path)}</code></summary>"
-        f"<p>{description}</p>{_table(rows)}</details>"
-    )
+    return _details("", f"<b>{method}</b> {escape(path)}", operation, rows)
 
 
 def _schema(name: str, schema: dict[str, Any]) -> str:
@@ -69,16 +65,15 @@ def _schema(name: str, schema: dict[str, Any]) -> str:
         (field, f"{_name(about)} {about.get('description', '')}")
         for field, about in schema.get("properties", {}).items()
     ]
-    description = escape(schema.get("description", ""))
-    return (
-        f"<details id='{escape(name)}'><summary><code>{escape(name)}</code></summary>"
-        f"<p>{description}</p>{_table(rows)}</details>"
-    )
+    return _details(f" id='{escape(name)}'", escape(name), schema, rows)
 
 
-def _table(rows: list[tuple[str, str]]) -> str:
+def _details(attribute: str, title: str, described: dict[str, Any], rows: list[tuple[str, str]]) -> str:
     cells = "".join(f"<tr><th><code>{escape(name)}</code><td>{escape(about)}" for name, about in rows)
-    return f"<table>{cells}</table>"
+    return (
+        f"<details{attribute}><summary><code>{title}</code></summary>"
+        f"<p>{escape(described.get('description', ''))}</p><table>{cells}</table></details>"
+    )
 
 
 def _name(schema: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -28,8 +29,14 @@ _COMMON = (400, 401, 403, 408, 413, 415, 422, 429, 500, 503)
 
 def problems(*statuses: int) -> Responses:
     """Return the responses of a route that fails with these statuses."""
-    schema = {"schema": {"$ref": _REFERENCE.format(model="Problem")}}
-    return {status: _response(status, {MEDIA_TYPE: schema}) for status in statuses}
+    found: Responses = {}
+    for status in statuses:
+        codes = ", ".join(code for code, kind in TYPES.items() if kind.status == status)
+        schema = {"$ref": _REFERENCE.format(model="Problem")}
+        found[status] = {"description": f"Codes: {codes}.", "content": {MEDIA_TYPE: {"schema": schema}}}
+        if status in RETRYABLE:
+            found[status]["headers"] = {"Retry-After": _RETRY_AFTER}
+    return found
 
 
 def common_problems() -> Responses:
@@ -37,12 +44,9 @@ def common_problems() -> Responses:
     return problems(*_COMMON)
 
 
-def _response(status: int, content: dict[str, Any]) -> dict[str, Any]:
-    codes = ", ".join(code for code, kind in TYPES.items() if kind.status == status)
-    response: dict[str, Any] = {"description": f"Codes: {codes}.", "content": content}
-    if status in RETRYABLE:
-        response["headers"] = {"Retry-After": _RETRY_AFTER}
-    return response
+def location(*segments: str) -> str:
+    """Return the path of what was created."""
+    return "/v1/" + "/".join(quote(segment, safe="") for segment in segments)
 
 
 def rules_of(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str, Rule]]:

@@ -1,7 +1,6 @@
 """Save, list, restore and delete snapshots of a stream."""
 
 from typing import Any
-from urllib.parse import quote
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
@@ -11,7 +10,7 @@ from ..messages import Action
 from ..stream.idempotency import digest_of
 from .context import Changing, Context
 from .json_parsing import JsonRoute
-from .openapi import LOCATION, problems
+from .openapi import LOCATION, location, problems
 from .schemas import Body, Change, NamePath, SnapshotName, StreamPath
 
 router = APIRouter(tags=["snapshots"], route_class=JsonRoute, responses=problems(404, 409, 410))
@@ -71,7 +70,7 @@ async def save_snapshot(stream: StreamPath, body: NewSnapshot, context: Changing
     name = body.name.encode()
     digest = digest_of(Action.SAVE_SNAPSHOT.encode(), name, b"replace" if body.replace else b"")
     saved = await context.change(stream, Action.SAVE_SNAPSHOT, name, digest=digest, replace=body.replace)
-    context.response.headers["Location"] = f"/v1/streams/{quote(stream, safe='')}/snapshots/{quote(body.name, safe='')}"
+    context.response.headers["Location"] = location("streams", stream, "snapshots", body.name)
     return saved
 
 

@@ -1,7 +1,6 @@
 """Create, list and delete webhooks, and read what could not be delivered."""
 
-from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from fastapi import APIRouter, Path
 from pydantic import AwareDatetime, BaseModel, Field
@@ -11,14 +10,14 @@ from ..access.rules import requires
 from ..workers.webhooks import Webhook
 from .context import Context, RequestContext
 from .json_parsing import JsonRoute
-from .openapi import LOCATION, problems
+from .openapi import LOCATION, location, problems
 from .schemas import Body, StreamId, Text
 
 router = APIRouter(tags=["webhooks"], route_class=JsonRoute)
 
 WebhookPath = Annotated[str, Path(min_length=1, max_length=100, description="Id of the webhook.")]
 EventName = Literal["guard", "possible_shift", "many_unknown"]
-_EVENT_NAMES: tuple[EventName, ...] = ("guard", "possible_shift", "many_unknown")
+_EVENT_NAMES: tuple[EventName, ...] = get_args(EventName)
 
 
 class NewWebhook(Body):
@@ -75,25 +74,25 @@ class DeadLetters(BaseModel):
 async def create(body: NewWebhook, context: Context) -> CreatedWebhook:
     """Create a webhook. It gets all notices from now on."""
     webhooks = context.services.webhooks
-    made = await webhooks.create(context.tenant, body.url, list(dict.fromkeys(body.events)), body.streams)
-    context.response.headers["Location"] = f"/v1/webhooks/{made.id}"
-    return CreatedWebhook(**_status(made).model_dump(), secret=made.secret)
+    events: list[str] = [name for name in _EVENT_NAMES if name in body.events]
+    made = await webhooks.create(context.tenant, body.url, events, body.streams)
+    context.response.headers["Location"] = location("webhooks", made.id)
+    return CreatedWebhook.model_validate(made._asdict())
 
 
 @router.get("/v1/webhooks")
 @requires("admin", "list webhooks", audited=False)
 async def list_(context: Context) -> WebhookList:
     """Return the caller's webhooks."""
-    return WebhookList(
-        webhooks=[_status(webhook) for webhook in await context.services.webhooks.of_tenant(context.tenant)]
-    )
+    found = await context.services.webhooks.of_tenant(context.tenant)
+    return WebhookList(webhooks=[WebhookStatus.model_validate(webhook._asdict()) for webhook in found])
 
 
 @router.get("/v1/webhooks/{webhook}", responses=problems(404))
 @requires("admin", "list webhooks", audited=False)
 async def status(webhook: WebhookPath, context: Context) -> WebhookStatus:
     """Return a webhook."""
-    return _status(await _found(context, webhook))
+    return WebhookStatus.model_validate((await _found(context, webhook))._asdict())
 
 
 @router.delete("/v1/webhooks/{webhook}", status_code=204, responses=problems(404))
@@ -116,13 +115,3 @@ async def _found(context: RequestContext, name: str) -> Webhook:
         if webhook.id == name:
             return webhook
     raise ProblemError("webhook_not_found", f"There is no webhook {name[:100]!r}.")
-
-
-def _status(webhook: Webhook) -> WebhookStatus:
-    return WebhookStatus(
-        id=webhook.id,
-        url=webhook.url,
-        events=[name for name in _EVENT_NAMES if name in webhook.events],
-        streams=webhook.streams,
-        created=datetime.fromtimestamp(webhook.created, UTC),
-    )

@@ -82,5 +82,4 @@ async def thumbnail(context: RequestContext, stream: str, position: int) -> byte
 async def purge(context: RequestContext, stream: str, wanted: Purge) -> int:
     """Delete entries, and return how many."""
     reply = await context.ask_at_once(stream, Action.PURGE_LOG, json.dumps(wanted._asdict()).encode())
-    deleted: int = (reply.facts or {})["deleted"]
-    return deleted
+    return (reply.facts or {})["deleted"]

@@ -42,7 +42,7 @@ async def create_stream(stream: NewStream, context: RequestContext) -> tuple[Cre
 
     async with limits.reserved_stream(context.caller, exists):
         reply = checked(await _create(name, stream, context))
-    return CreatedStream(id=stream.id, **_created_facts(reply)), reply.repeated
+    return CreatedStream.model_validate({**(reply.facts or {}), "id": stream.id}), reply.repeated
 
 
 async def create_streams(streams: list[NewStream], context: RequestContext) -> list[BatchResult]:
@@ -60,10 +60,6 @@ async def create_streams(streams: list[NewStream], context: RequestContext) -> l
         return BatchResult(id=stream.id, status=200 if existed else 201)
 
     return await asyncio.gather(*(create(stream) for stream in streams))
-
-
-def _created_facts(reply: Reply) -> dict[str, Any]:
-    return {name: value for name, value in (reply.facts or {}).items() if name in CreatedStream.model_fields}
 
 
 async def _create(name: str, stream: NewStream, context: RequestContext) -> Reply:

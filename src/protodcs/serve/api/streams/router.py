@@ -1,7 +1,6 @@
 """Create, list, look at, freeze, reset and delete streams."""
 
 from typing import Annotated
-from urllib.parse import quote
 
 from fastapi import APIRouter, Query
 
@@ -9,7 +8,7 @@ from ...access.rules import requires
 from ...messages import Action
 from ..context import Changing, Context
 from ..json_parsing import JsonRoute
-from ..openapi import LOCATION, problems
+from ..openapi import LOCATION, location, problems
 from ..schemas import Change, StreamPath
 from .handler import create_stream, create_streams, delete_stream
 from .listing import list_streams
@@ -25,7 +24,7 @@ _EXISTED = {"model": CreatedStream, "description": "The stream exists already wi
 async def create(body: NewStream, context: Context) -> CreatedStream:
     """Create a stream. If it exists already with the same settings, return it with 200."""
     created, existed = await create_stream(body, context)
-    context.response.headers["Location"] = f"/v1/streams/{quote(body.id, safe='')}"
+    context.response.headers["Location"] = location("streams", body.id)
     if existed:
         context.response.status_code = 200
     return created
