@@ -3,9 +3,11 @@
 A route declares its rule with `requires`, beside its path. The service doesn't start with a route that has no rule.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
+
+from starlette.routing import compile_path
 
 from .keys import OPERATOR, ROLES, Caller, Role
 
@@ -85,22 +87,8 @@ class Match(NamedTuple):
 _NO_MATCH = Match(None, {})
 
 
-@dataclass(slots=True)
-class _Node:
-    """What may follow the first segments of a path."""
-
-    literal: dict[str, "_Node"] = field(default_factory=dict)
-    # A parameter followed by a literal, such as `{cluster}:name`, by that literal.
-    ending: dict[str, "_Node"] = field(default_factory=dict)
-    parameter: "tuple[str, _Node] | None" = None
-    # A parameter that takes all the rest of the path.
-    rest: "_Node | None" = None
-    path: str | None = None
-    rules: dict[str, Rule] = field(default_factory=dict)
-
-
 class RouteTable:
-    """Finds the rules of a path. A literal segment wins over a parameter.
+    """Finds the rules of a path, in the order and by the patterns in which the application finds its routes.
 
     >>> table = RouteTable([("GET", "/v1/streams/{stream}", Rule("status", "read"))])
     >>> table.match("/v1/streams/camera-7").stream
@@ -111,42 +99,17 @@ class RouteTable:
     """
 
     def __init__(self, rules: Iterable[tuple[str, str, Rule]]):
-        self._root = _Node()
+        by_path: defaultdict[str, dict[str, Rule]] = defaultdict(dict)
         for method, path, rule in rules:
-            node = self._root
-            for segment in path.split("/")[1:]:
-                node = _next(node, segment)
-            node.path = path.replace(":path}", "}")
-            node.rules[method] = rule
+            by_path[path][method] = rule
             if method == "GET":
-                node.rules["HEAD"] = rule
+                by_path[path]["HEAD"] = rule
+        self._routes = [(compile_path(path)[0], path.replace(":path}", "}"), found) for path, found in by_path.items()]
 
     def match(self, path: str) -> Match:
         """Return the route of a path."""
-        node, stream = self._root, None
-        segments = path.split("/")
-        for at in range(1, len(segments)):
-            segment = segments[at]
-            found = node.literal.get(segment) or node.ending.get(":" + segment.rpartition(":")[2])
-            if found is None and node.parameter is not None and segment:
-                name, found = node.parameter
-                if name == "stream":
-                    stream = segment
-            if found is None:
-                rest = node.rest
-                return _NO_MATCH if rest is None or segments[at:] == [""] else Match(rest.path, rest.rules, stream)
-            node = found
-        return _NO_MATCH if node.path is None else Match(node.path, node.rules, stream)
-
-
-def _next(node: _Node, segment: str) -> _Node:
-    """Return the node behind a segment of a route's path; make it if it is not there."""
-    if not segment.startswith("{"):
-        return node.literal.setdefault(segment, _Node())
-    if not segment.endswith("}"):
-        return node.ending.setdefault(segment.partition("}")[2], _Node())
-    if segment.endswith(":path}"):
-        node.rest = node.rest or _Node()
-        return node.rest
-    node.parameter = node.parameter or (segment[1:-1], _Node())
-    return node.parameter[1]
+        for pattern, name, rules in self._routes:
+            found = pattern.match(path)
+            if found is not None:
+                return Match(name, rules, found.groupdict().get("stream"))
+        return _NO_MATCH
