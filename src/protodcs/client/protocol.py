@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -375,26 +375,25 @@ def with_refs(payloads: Sequence[Payload], image_refs: str | Sequence[str] | Non
     rows = sum(payload.rows for payload in payloads)
     if len(refs) != rows:
         raise InputError(f"Give one `image_ref` for each sample. Given: {len(refs)} for {rows} samples.")
+    # As many in one request as fit into its address.
+    most = max(1, _REF_BYTES // max((len("&image_ref=") + len(quote(ref)) for ref in refs), default=1))
     found: list[Payload] = []
     for payload in payloads:
         own, refs = refs[: payload.rows], refs[payload.rows :]
-        found += _in_pieces(payload, own)
+        whole = payload._replace(image_refs=tuple(own))
+        found += [_part(whole, start, min(start + most, whole.rows)) for start in range(0, whole.rows, most)]
     return found
 
 
-def _in_pieces(payload: Payload, refs: list[str]) -> Iterator[Payload]:
-    """Yield parts of a payload whose references fit into an address."""
-    size = 4 * payload.width
-    start = 0
-    while start < payload.rows:
-        stop = start + 1
-        length = len(quote(refs[start]))
-        while stop < payload.rows and length + len(quote(refs[stop])) + 11 <= _REF_BYTES:
-            length += len(quote(refs[stop])) + 11
-            stop += 1
-        body = payload.body if payload.rows == 1 else payload.body[size * start : size * stop]
-        yield payload._replace(body=body, rows=stop - start, image_refs=tuple(refs[start:stop]))
-        start = stop
+def _part(payload: Payload, start: int, stop: int) -> Payload:
+    """Return some rows of a payload. An image is one row."""
+    size = len(payload.body) // payload.rows
+    return payload._replace(
+        body=payload.body[size * start : size * stop],
+        rows=stop - start,
+        image_refs=payload.image_refs[start:stop],
+        keys=payload.keys[start:stop],
+    )
 
 
 def item_payloads(item: Any) -> list[Payload]:
@@ -414,9 +413,8 @@ def next_payload(line: deque[Payload | Failure]) -> Payload:
     if isinstance(first, Failure):
         raise first.error
     if first.rows > MAX_STREAM_ROWS:
-        size = 4 * first.width * MAX_STREAM_ROWS
-        line.appendleft(first._replace(body=first.body[size:], rows=first.rows - MAX_STREAM_ROWS))
-        return first._replace(body=first.body[:size], rows=MAX_STREAM_ROWS)
+        line.appendleft(_part(first, MAX_STREAM_ROWS, first.rows))
+        return _part(first, 0, MAX_STREAM_ROWS)
     together = [first]
     free = MAX_STREAM_ROWS - first.rows
     while line and isinstance(line[0], Payload) and _like(first, line[0]) and line[0].rows <= free:
