@@ -12,7 +12,8 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ....errors import ProtoDCSError
@@ -314,11 +315,16 @@ class Feeds:
         self._max_clients = config.max_event_clients
         self._max_of_tenant = max(1, int(config.tenant_max_fraction * config.max_event_clients))
 
-    def enter(self, tenant: str) -> None:
-        """Count a client. Raise ProblemError if there are too many."""
+    @contextmanager
+    def counted(self, tenant: str) -> Iterator[None]:
+        """Serve a client inside of this. Raise ProblemError if there are too many."""
         if self._clients.total() >= self._max_clients or (tenant and self._clients[tenant] >= self._max_of_tenant):
             raise ProblemError("overloaded", "Too many event streams are open. Close one, or retry later.")
         self._clients[tenant] += 1
+        try:
+            yield
+        finally:
+            self._clients[tenant] -= 1
 
     def close(self) -> None:
         """End all event streams: the service is being stopped."""
@@ -332,10 +338,6 @@ class Feeds:
         if self._closed:
             subscriber.end()
         return subscriber
-
-    def leave(self, tenant: str) -> None:
-        """Forget a client."""
-        self._clients[tenant] -= 1
 
     # Notifications.
 

@@ -62,8 +62,7 @@ class EventResponse(StreamingResponse):
 async def _with_heartbeats(context: RequestContext, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """Yield nothing after the first look at the stream, then events, and a heartbeat if there were none for a while."""
     feeds, heartbeat_seconds = context.services.feeds, context.services.config.heartbeat_seconds
-    feeds.enter(context.tenant)
-    try:
+    with feeds.counted(context.tenant):
         async with aclosing(events):
             first = await anext(events, b"")
             yield b""
@@ -77,8 +76,6 @@ async def _with_heartbeats(context: RequestContext, events: AsyncGenerator[bytes
                 if content:
                     yield content
                     sent = time.monotonic()
-    finally:
-        feeds.leave(context.tenant)
 
 
 def _is_allowed(context: RequestContext) -> bool:
