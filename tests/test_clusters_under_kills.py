@@ -73,7 +73,8 @@ class Person:
 
     def _edit(self, clusters):
         first, *others = (cluster["id"] for cluster in clusters)
-        actions = ["name", "split", *["merge"] * bool(others), *["dismiss", "assign"] * (len(others) > 3)]
+        actions = ["name", *["split"] * (clusters[0]["size"] > 1), *["merge"] * bool(others)]
+        actions += ["dismiss", "assign"] * (len(others) > 3)
         action = self._chance.choice(actions)
         bodies = {
             "name": {"name": f"kind {len(self.done)}"},
