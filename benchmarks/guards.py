@@ -214,7 +214,11 @@ def points(value):
 
 def as_markdown(rows):
     found = rows[0]
-    parts = attack_lines(found["attacks"]), honest_lines(found["honest"]), cost_lines(found["cost"])
+    picture = (
+        "![Accuracy that five attacks cost reckless, and known images that reckless and streamdcs reject after them, "
+        "without and with guards](guards.png)",
+    )
+    parts = picture, attack_lines(found["attacks"]), honest_lines(found["honest"]), cost_lines(found["cost"])
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 

@@ -362,6 +362,9 @@ def as_markdown(rows):
     pages_, loads_, kill = row["pages"], row["loads"], row["kill"]
     mega = 2**20
     lines = [
+        "![Latency of six requests to a million streams, and the bytes of a stream, a sample and an entry "
+        "of the decision log](million_streams.png)",
+        "",
         f"{row['streams']:,} streams with {CLASSES} classes and features of 512 numbers (`{STREAM}`, CLIP ViT-B/32). "
         f"{row['active']:,} of them have {SAMPLES} samples each. The rows were copied by SQL in "
         f"{row['fill_seconds']:.0f} s.",

@@ -133,6 +133,8 @@ def main():
 `python -m benchmarks.streaming --write`, {about["cores"]} cores of {about["machine"]}, Python
 {about["versions"]["python"]}, compiled step. Load average before the run: {load:.1f}.
 
+![Rows per second of the bare engine, NDJSON and frames, and their ratios to it with the target](streaming.png)
+
 Features are random (seed 0): a prototype plus noise. {CLASSES} classes, {DIMENSION} dimensions, StreamDCS with its
 default settings, the service in one process. Each of {chosen.rounds} rounds sends {chosen.rows:,} rows in batches of
 {BATCH}: as NDJSON over one connection, with a key for each row, and as frames of float32 numbers over two connections,

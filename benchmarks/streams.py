@@ -255,6 +255,8 @@ def measure(quick: bool = False, sizes=None, loaded=1000, visits=None, processes
 def as_markdown(rows):
     processes = rows[0]["processes"]
     lines = [
+        "![Samples per second over those of one engine, with the targets, and the time to load a stream](streams.png)",
+        "",
         f"Real CLIP ViT-B/32 features, K = {CLASSES}, d = 512; each stream has seen {SAMPLES} samples, with `protodcs` "
         f"(preset `paper`) upon full queues. {processes} processes of one thread, each with its part of the streams.",
         "",
