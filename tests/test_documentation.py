@@ -28,6 +28,7 @@ from protodcs.serve.settings import ServeConfig
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^( *)```(.*)\n((?:.*\n)*?)\1```$", re.MULTILINE)
 TITLE = re.compile(r'title="([^"]*)"')
+PICTURE = re.compile(r"!\[(.*?)\]\((.*?)\)")
 SNIPPET = re.compile(r'^--8<-- "(.*)"$', re.MULTILINE)
 # Pages whose shell commands run, in order.
 RUN_IN_SHELL = ("start/quickstart.md", "tutorials/write-a-method.md", "tutorials/first-service.md")
@@ -57,6 +58,11 @@ def blocks(page, *languages):
 def all_pages():
     """Return the pages that people write. Hand-made pages of results are among them."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def pages_of_results():
+    """Return the pages of results, without those of single values."""
+    return [page for page in sorted((ROOT / "docs" / "results").glob("*.md")) if page.stem not in ("events", "ui")]
 
 
 def pages_with_examples():
@@ -285,6 +291,22 @@ def test_the_first_service_runs(tmp_path, in_shell, capsys):
 def test_every_picture_is_shown_on_a_page():
     text = "".join(page.read_text() for page in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
     assert [picture.name for picture in (ROOT / "docs").rglob("*.png") if picture.name not in text] == []
+
+
+@pytest.mark.parametrize("page", pages_of_results(), ids=lambda page: page.stem)
+def test_a_page_of_results_shows_a_picture_that_exists(page):
+    pictures = PICTURE.findall(page.read_text())
+    assert pictures
+    assert [file for alternative, file in pictures if not alternative or not (page.parent / file).is_file()] == []
+
+
+def test_the_charts_of_results_are_drawn_from_their_tables(tmp_path):
+    script = ROOT / "scripts" / "draw_results.py"
+    subprocess.run([sys.executable, "-W", "error", script, "--out", tmp_path], check=True)
+    drawn = list(tmp_path.glob("*.png"))
+    shown = "".join(page.read_text() for page in pages_of_results())
+    assert drawn
+    assert [file.name for file in drawn if f"]({file.name})" not in shown or file.stat().st_size > 80_000] == []
 
 
 def test_the_documentation_has_no_private_words(wording):
