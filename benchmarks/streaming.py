@@ -139,7 +139,7 @@ Features are random (seed 0): a prototype plus noise. {CLASSES} classes, {DIMENS
 default settings, the service in one process. Each of {chosen.rounds} rounds sends {chosen.rows:,} rows in batches of
 {BATCH}: as NDJSON over one connection, with a key for each row, and as frames of float32 numbers over two connections,
 with a key for each frame. The bare engine runs `observe_many` on the same batches in the process of the sender. Each
-answer comes after its row is durable in SQLite (`synchronous=FULL`). Median of the rounds.
+answer comes after its row is durable in SQLite (`synchronous=FULL`). Medians of the rounds, also of the ratio in each.
 
 | | rows per second | of the bare engine | low to high |
 |---|---:|---:|---:|
