@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from ..pipeline.group import MAX_REQUESTS, Group
 from ..pipeline.pipeline import Pipeline
 from ..settings import ServeConfig
 from ..telemetry.metrics import IngressMetrics
-from ..workers.placement import FindPlacement, Placement
+from .partitions import PartitionMap
 
 _log = logging.getLogger(__name__)
 
@@ -76,23 +76,14 @@ class _Process:
 
 
 class Forwarding:
-    """Sends each group to the process that holds its stream.
-
-    Args:
-        name: of this process.
-        pipeline: of this process.
-        call: calls another process.
-        find_placement: returns the processes, and which streams belong to them.
-        config: the settings of the service.
-        metrics: where failures are counted.
-    """
+    """Sends each group to the process that holds its stream. `name` and `pipeline` are those of this process."""
 
     def __init__(
         self,
         name: str,
         pipeline: Pipeline,
         call: CallProcess,
-        find_placement: FindPlacement,
+        find_placement: Callable[[], Awaitable[PartitionMap]],
         config: ServeConfig,
         metrics: IngressMetrics,
     ):
@@ -106,7 +97,7 @@ class Forwarding:
         self._processes: defaultdict[str, _Process] = defaultdict(_Process)
         # Who holds a stream, by the replies of others, if it is not the first of the placement.
         self._holders: dict[str, str] = {}
-        self._placement: Placement | None = None
+        self._placement: PartitionMap | None = None
         self._refreshed = 0.0
         self._refreshing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -136,7 +127,7 @@ class Forwarding:
             process.waiting.append(sent)
             self._schedule_call(name, process)
 
-    def _target(self, placement: Placement, stream: str) -> tuple[str, str]:
+    def _target(self, placement: PartitionMap, stream: str) -> tuple[str, str]:
         """Return who holds the stream, or else the first by placement that is not suspect; and whom to take it from."""
         take_from = ""
         holder = self._holders.get(stream)
@@ -354,7 +345,7 @@ class Forwarding:
         for group in early:
             self.begin(group)
 
-    async def _wait_for_processes(self) -> Placement:
+    async def _wait_for_processes(self) -> PartitionMap:
         """Return where streams belong as soon as there is a process."""
         while True:
             with suppress(WorkerLostError, TimeoutError):

@@ -39,7 +39,7 @@ def best_owners(processes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class PartitionMap:
-    """Where streams belong: a `Placement` for forwarding and workers.
+    """Where streams belong, as forwarding and workers see it.
 
     Args:
         processes: the names of all processes that live.

@@ -3,7 +3,6 @@
 It is a hint. The fences of the store make sure that no two workers write to one stream.
 """
 
-from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 
@@ -15,13 +14,6 @@ class Placement(Protocol):
         """Return the names of all workers."""
         ...
 
-    def order(self, stream: str) -> list[str]:
-        """Return workers that may serve a stream: the one it belongs to first, then those who stand in for it."""
-        ...
-
     def first(self, stream: str) -> str:
         """Return the worker that a stream belongs to."""
         ...
-
-
-FindPlacement = Callable[[], Awaitable[Placement]]
