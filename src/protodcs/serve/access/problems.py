@@ -122,13 +122,9 @@ class FieldError(TypedDict):
 
 
 class ProblemError(ProtoDCSError, HTTPException):
-    """An error that ends a request. FastAPI lets an HTTPException pass while it reads a body.
+    """An error that ends a request. Its code is in `TYPES`, and `detail` says what is wrong and how to fix it.
 
-    Args:
-        code: one of `TYPES`.
-        detail: what is wrong, and how to fix it.
-        errors: what is wrong with single fields.
-        headers: further headers of the response.
+    FastAPI lets an HTTPException pass while it reads a body.
     """
 
     def __init__(

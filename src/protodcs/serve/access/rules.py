@@ -93,9 +93,6 @@ class RouteTable:
     >>> table = RouteTable([("GET", "/v1/streams/{stream}", Rule("status", "read"))])
     >>> table.match("/v1/streams/camera-7").stream
     'camera-7'
-
-    Args:
-        rules: method, path and rule of each route.
     """
 
     def __init__(self, rules: Iterable[tuple[str, str, Rule]]):

@@ -49,13 +49,7 @@ class Session(NamedTuple):
 
 
 class Sessions:
-    """Makes and checks session cookies.
-
-    Args:
-        keys: the access keys.
-        config: the settings of the service.
-        secret: returns the secret that all processes of the service share.
-    """
+    """Makes and checks session cookies. All processes of the service share the secret."""
 
     def __init__(self, keys: Keys, config: ServeConfig, secret: Callable[[], Awaitable[bytes]]):
         self._keys = keys

@@ -34,14 +34,7 @@ class ClassEncodingTimeoutError(ProtoDCSError, TimeoutError):
 
 
 class ClassNameEncoder:
-    """Encodes the class names of requests. One for each process that serves HTTP.
-
-    Args:
-        encode: encodes one chunk.
-        config: the settings of the service.
-        find_vocabulary: returns the vocabulary of the encoder.
-        calls: chunks that may be encoded at once.
-    """
+    """Encodes the class names of requests, up to `calls` chunks at once. One for each process that serves HTTP."""
 
     def __init__(
         self,

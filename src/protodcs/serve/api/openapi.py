@@ -62,12 +62,7 @@ def rules_of(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str, Rule]]:
 
 
 def describe(api: FastAPI, rules: Sequence[tuple[str, str, Rule]]) -> None:
-    """Have an application return the complete document.
-
-    Args:
-        api: the application, with all its routes.
-        rules: of all routes that need a key; empty if callers need none.
-    """
+    """Have an application with all its routes return the complete document. Without keys, there are no rules."""
 
     def openapi() -> dict[str, Any]:
         if api.openapi_schema is None:

@@ -34,16 +34,7 @@ class RequestLog:
     def record(
         self, scope: Scope, span: Span, status: int, seconds: float, reason: str | None, problem: Exception | None
     ) -> None:
-        """Record the outcome of a request.
-
-        Args:
-            scope: of the request.
-            span: of the request.
-            status: of the response.
-            seconds: how long it took.
-            reason: why it was rejected, if it was.
-            problem: what ended it, if nobody expected that.
-        """
+        """Record the outcome of a request: also why it was rejected, or which unexpected problem ended it."""
         route, method = _route(scope), scope["method"] if scope["method"] in _METHODS else "other"
         caller = scope["state"].get("caller")
         self._metrics.request(route, method, status, seconds)

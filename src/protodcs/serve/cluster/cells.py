@@ -73,11 +73,7 @@ def cell_of(stream: str, cells: Iterable[str]) -> str:
 
 
 class Front:
-    """The application before the cells.
-
-    Args:
-        cells: the addresses of each cell.
-    """
+    """The application before the cells. `cells` has the addresses of each."""
 
     def __init__(self, cells: dict[str, list[str]]):
         self._cells = {name: [address.rstrip("/") for address in cells[name]] for name in sorted(cells)}

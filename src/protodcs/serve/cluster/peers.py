@@ -48,11 +48,7 @@ _unpack_replies = msgspec.msgpack.Decoder(list[Reply]).decode
 
 
 class Calls:
-    """Calls to other processes.
-
-    Args:
-        secret: of the store.
-    """
+    """Calls to other processes, with the secret of the store."""
 
     def __init__(self, secret: bytes):
         self._secret = secret

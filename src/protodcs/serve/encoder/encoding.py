@@ -58,11 +58,7 @@ def decoded_in_groups(
 
 
 class SharedEncoder:
-    """An encoder whose images and class names take turns.
-
-    Args:
-        encoder: makes the features.
-    """
+    """An encoder whose images and class names take turns."""
 
     # Batches that may be in progress at once. There is one thread.
     calls = 1

@@ -109,16 +109,7 @@ class BatchEncoder(NameEncoder, Protocol):
 
 
 class LocalService:
-    """The worker, the queues and the encoder of a service in one process.
-
-    Args:
-        worker: the worker.
-        store: where its streams are.
-        config: the settings of the service.
-        encoder: None if the service accepts features only.
-        webhooks: the webhooks of all tenants.
-        peers: the other processes that share the streams; None: there are none.
-    """
+    """The worker and the queues of a service in one process, and its encoder if there is one."""
 
     def __init__(
         self,
@@ -340,13 +331,7 @@ class _HeaderLimits(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """A server of HTTP alone, which leaves signals to others.
-
-    Args:
-        app: what it serves.
-        end_seconds: requests have so much time to end after `should_exit` is set.
-        options: further options of `uvicorn.Config`.
-    """
+    """A server of HTTP alone, which leaves signals to others. After `should_exit`, requests get `end_seconds`."""
 
     def __init__(self, app: ASGIApp, end_seconds: int, **options: Any):
         super().__init__(

@@ -29,11 +29,7 @@ _REJECTIONS = (403, 413, 429)
 
 
 class IngressMetrics:
-    """What a process that speaks HTTP counts.
-
-    Args:
-        limit: how many requests may wait in it.
-    """
+    """What a process that speaks HTTP counts. Up to `limit` requests may wait in it."""
 
     def __init__(self, limit: int) -> None:
         registry = self.registry = CollectorRegistry()

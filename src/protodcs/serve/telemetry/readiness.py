@@ -37,13 +37,7 @@ def failing_workers(facts: Sequence[dict[str, Any]], lease: float) -> dict[str, 
 
 
 class Readiness:
-    """Ask the parts, once for all callers at the same time.
-
-    Args:
-        control: knows the worker.
-        encoding: the encoder, if there is one.
-        lease: how long the store may be silent, in seconds.
-    """
+    """Ask the parts, once for all callers at the same time. The store may be silent for `lease` seconds."""
 
     def __init__(self, control: Asked, encoding: Asked | None, lease: float):
         self._control = control

@@ -118,12 +118,7 @@ class Subscriber:
         self.signal.set()
 
     def put(self, frames: list[Frame], content: bytes) -> None:
-        """Have events wait, without those that the client knows already.
-
-        Args:
-            frames: the events.
-            content: the same as bytes, which all clients share.
-        """
+        """Have events wait, without those that the client knows already. All clients share their bytes, `content`."""
         known = self._skip_to
         if known is not None:
             new = [frame for frame in frames if frame.cursor is None or frame.cursor > known]
@@ -292,13 +287,7 @@ class _GoneError(ProblemError):
 
 
 class Feeds:
-    """All feeds of one process that serves HTTP.
-
-    Args:
-        config: the settings of the service.
-        queues: ask the workers.
-        list_streams: returns streams of a tenant.
-    """
+    """All feeds of one process that serves HTTP."""
 
     def __init__(self, config: ServeConfig, queues: Queues, list_streams: ListStreams):
         self._queues = queues
