@@ -5,7 +5,7 @@ weight from all stored samples. The parts follow docs/explanation/how-a-decision
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,11 +48,34 @@ class Signals(NamedTuple):
     has_head: bool
 
 
-class Sample(NamedTuple):
-    """What the baselines learn from one sample: the scores of the classes (K,), and the weight of the sample."""
+class Rows:
+    """Numbers, or rows of numbers, that are appended one by one. The array that holds them doubles when it is full."""
 
-    scores: np.ndarray
-    weight: float
+    def __init__(self, rows: Sequence[float] | np.ndarray = ()):
+        self._array = np.array(rows, dtype=float)
+        self._count = len(self._array)
+
+    def append(self, row: float | np.ndarray) -> None:
+        if self._count == len(self._array):
+            longer = np.empty((max(64, 2 * self._count), *np.shape(row)))
+            longer[: self._count] = self.values if self._count else 0.0
+            self._array = longer
+        self._array[self._count] = row
+        self._count += 1
+
+    @property
+    def values(self) -> np.ndarray:
+        return self._array[: self._count]
+
+    def __len__(self) -> int:
+        return self._count
+
+
+class Verified(NamedTuple):
+    """Samples that are certainly of one class: their centred cosines (n, K), and what each counts (n,)."""
+
+    rows: Rows
+    shares: Rows
 
 
 class Head(NamedTuple):
@@ -98,22 +121,20 @@ class StreamOracle:
         self.likeness = without_own(exact_products(self.prototypes, self.prototypes.T))
         # One entry for each sample of the history.
         self.signals: list[Signals] = []
-        # One entry for each sample that the baselines learned from.
-        self.samples: list[Sample] = []
-        self.averages: list[float] = []
-        self.pool_squares: list[float] = []
+        # What the baselines learn from each sample: the scores of the classes (K,), and the weight of the sample.
+        self.scores, self.weights = Rows(), Rows()
+        self.averages, self.pool_squares = Rows(), Rows()
         # Number of samples before each class was added.
         self.added = np.zeros(len(prototypes), dtype=int)
         # Features of the samples that taught each side of the head.
-        self.unknown_features: list[np.ndarray] = []
-        self.known_features: list[np.ndarray] = []
+        self.unknown_features, self.known_features = Rows(), Rows()
         # How much the latest sample moved the means over all samples and classes.
-        self.pool_rates: list[float] = []
+        self.pool_rates = Rows()
         # Number of the first sample behind the threshold.
         self.window_from = 0
         self.rule: Rule | None = None
-        self.sureness: list[float] = []
-        self.verified: list[tuple[int, np.ndarray, float]] = []
+        self.sureness = Rows()
+        self.verified: dict[int, Verified] = {}
         self.bias = np.zeros(len(prototypes))
 
     def step(self, feature: np.ndarray) -> StepResult:
@@ -157,25 +178,24 @@ class StreamOracle:
 
     def measure(self, feature: np.ndarray, cosines: np.ndarray) -> Signals:
         scores, lead = self.compare(feature, cosines)
-        ready = self.unknown_features and len(self.known_features) >= c.HEAD_FIRST
+        ready = len(self.unknown_features) and len(self.known_features) >= c.HEAD_FIRST
         return Signals(scores.max(), self.text_score(scores), self.project(feature) if ready else 0.0, lead, True)
 
     def text_score(self, scores: np.ndarray) -> float:
         """Return the largest score, each minus what its class gets from unknown samples, by its deviation."""
-        if not self.samples:
+        if not len(self.scores):
             return float(scores.max())
         classes = len(scores)
-        common = float(remaining(self.pool_rates) @ np.array(self.pool_squares))
+        common = float(remaining(self.pool_rates.values) @ self.pool_squares.values)
         means, variances, parts = np.zeros((3, classes))
-        for k, first in enumerate(self.added):
-            own = self.samples[first:]
-            if own:
-                weights, values = [sample.weight for sample in own], np.array([sample.scores[k] for sample in own])
-                shares = fading(weights, c.BASELINE_HORIZON)
-                means[k] = shares @ values
-                variances[k] = shares @ (values - means[k]) ** 2
-                count = min(sum(weights), c.BASELINE_HORIZON)
-                parts[k] = classes / (classes + c.NAMES_PRIOR) * count / (count + c.BASELINE_PRIOR)
+        for first in {*self.added.tolist()} - {len(self.scores)}:
+            same = self.added == first
+            weights, values = self.weights.values[first:], self.scores.values[first:, same]
+            shares = fading(weights, c.BASELINE_HORIZON)
+            means[same] = shares @ values
+            variances[same] = shares @ (values - means[same]) ** 2
+            count = min(weights.sum(), c.BASELINE_HORIZON)
+            parts[same] = classes / (classes + c.NAMES_PRIOR) * count / (count + c.BASELINE_PRIOR)
         middle = np.average(means, weights=parts) if parts.any() else 0.0
         factors = np.ones(classes)
         if common > 0:
@@ -184,7 +204,7 @@ class StreamOracle:
 
     def project(self, feature: np.ndarray) -> float:
         known, unknown = (
-            fading([1.0] * len(features), horizon) @ np.array(features)
+            fading(np.ones(len(features)), horizon) @ features.values
             for features, horizon in (
                 (self.known_features, c.KNOWN_HORIZON),
                 (self.unknown_features, c.UNKNOWN_HORIZON),
@@ -221,10 +241,11 @@ class StreamOracle:
         self.signals.append(signals._replace(has_head=len(self.unknown_features) >= c.HEAD_FIRST))
         seen = len(self.signals)
         scores, _ = self.compare(feature, cosines)
-        self.samples.append(Sample(scores, weight))
+        self.scores.append(scores)
+        self.weights.append(weight)
         self.pool_rates.append(1 / min(seen, c.BASELINE_HORIZON))
         self.averages.append(scores.mean())
-        pool_mean = remaining(self.pool_rates) @ np.array(self.averages)
+        pool_mean = remaining(self.pool_rates.values) @ self.averages.values
         self.pool_squares.append(((scores - pool_mean) ** 2).mean())
         if seen == c.FIRST_REFIT or (seen > c.FIRST_REFIT and seen % c.REFIT_PERIOD == 0):
             self.refit()
@@ -302,19 +323,20 @@ class StreamOracle:
             return
         best, sure = int(scores.argmax()), float(softmax(scores).max())
         self.sureness.append(sure)
-        average = fading([1.0] * len(self.sureness), c.BIAS_CONFIDENCE_HORIZON) @ np.array(self.sureness)
+        average = fading(np.ones(len(self.sureness)), c.BIAS_CONFIDENCE_HORIZON) @ self.sureness.values
         off = np.arange(classes) != best
         row = np.where(off, cosines - np.mean(cosines, where=off), 0.0)
-        self.verified.append((best, row, min(1.0, sure / average)))
+        verified = self.verified.setdefault(best, Verified(Rows(), Rows()))
+        verified.rows.append(row)
+        verified.shares.append(min(1.0, sure / average))
         self.fit_bias()
 
     def fit_bias(self) -> None:
         classes = len(self.prototypes)
         rows, counts = np.zeros((classes, classes)), np.zeros(classes)
-        for k in {best for best, _, _ in self.verified}:
-            shares = [share for best, _, share in self.verified if best == k]
-            rows[k] = fading(shares, c.BIAS_HORIZON) @ np.array([row for best, row, _ in self.verified if best == k])
-            counts[k] = min(sum(shares), c.BIAS_HORIZON)
+        for k, verified in self.verified.items():
+            rows[k] = fading(verified.shares.values, c.BIAS_HORIZON) @ verified.rows.values
+            counts[k] = min(verified.shares.values.sum(), c.BIAS_HORIZON)
         self.bias = fitted_bias(self.likeness, rows, counts, self.config.temperature)
 
     # Classes.
@@ -324,20 +346,20 @@ class StreamOracle:
         new = len(added)
         self.prototypes = np.concatenate([self.prototypes[kept], unit(added)])
         self.likeness = without_own(exact_products(self.prototypes, self.prototypes.T))
-        self.samples = [Sample(np.append(scores[kept], [np.nan] * new), weight) for scores, weight in self.samples]
-        self.added = np.concatenate([self.added[kept], np.full(new, len(self.samples))])
-        verified = []
-        for best, row, share in self.verified:
-            if best in kept:
-                off = np.array(kept) != best
-                centred = np.where(off, row[kept] - np.mean(row[kept], where=off), 0.0)
-                verified.append((kept.index(best), np.append(centred, [0.0] * new), share))
+        self.scores = Rows(np.pad(self.scores.values[:, kept], ((0, 0), (0, new)), constant_values=np.nan))
+        self.added = np.concatenate([self.added[kept], np.full(new, len(self.scores))])
+        verified = {}
+        for best in self.verified.keys() & {*kept}:
+            rows, off = self.verified[best].rows.values[:, kept], np.array(kept) != best
+            centred = np.where(off, rows - np.mean(rows, axis=1, where=off, keepdims=True), 0.0)
+            rows = Rows(np.pad(centred, ((0, 0), (0, new))))
+            verified[kept.index(best)] = Verified(rows, self.verified[best].shares)
         self.verified = verified
         self.bias = np.zeros(len(self.prototypes))
         if self.verified:
             self.fit_bias()
         if new:
-            self.known_features, self.unknown_features = [], []
+            self.known_features, self.unknown_features = Rows(), Rows()
             self.signals = [signals._replace(has_head=False) for signals in self.signals]
             if self.rule is not None:
                 self.refit()
@@ -357,19 +379,17 @@ def exact_products(rows: np.ndarray, vector: np.ndarray) -> np.ndarray:
     return rows.astype(float) @ vector.astype(float)
 
 
-def fading(weights: list[float], horizon: float) -> np.ndarray:
+def fading(weights: np.ndarray, horizon: float) -> np.ndarray:
     """Return how much each value counts in a running mean over values with these positive weights, oldest first.
 
     The rate of a value is its weight over the sum of weights so far, which stops at the horizon. Each later rate takes
     its part from what came before.
     """
-    weights = np.array(weights)
     return remaining(weights / np.minimum(np.cumsum(weights), horizon))
 
 
-def remaining(rates: list[float] | np.ndarray) -> np.ndarray:
+def remaining(rates: np.ndarray) -> np.ndarray:
     """Return how much each value counts in a running mean that moved by these rates, oldest first."""
-    rates = np.array(rates)
     left = np.append(np.cumprod((1 - rates)[:0:-1])[::-1], 1.0)
     return rates * left
 
@@ -388,7 +408,7 @@ def side_of(signals: Signals, head: Head) -> float:
 
 def quantile(values: np.ndarray, fraction: float) -> float:
     """Return the smallest value that has at least this fraction of the others below it."""
-    ordered = sorted(values)
+    ordered = np.sort(values)
     return float(ordered[min(len(ordered) - 1, int(fraction * len(ordered)))])
 
 
@@ -485,10 +505,9 @@ def fit_threshold(
     scores: np.ndarray, known: np.ndarray, leads: np.ndarray | None, target: float
 ) -> tuple[float, float]:
     """Return threshold and slope, from the scores (n,) and their probabilities of being known."""
-    median, tail = (
-        min(score for score in scores if known[scores <= score].sum() >= part * known.sum() - 1e-9)
-        for part in (0.5, target)
-    )
+    order = np.argsort(scores)
+    below = np.cumsum(known[order])
+    median, tail = (float(scores[order][below >= part * below[-1] - 1e-9][0]) for part in (0.5, target))
     threshold = median - (median - tail) * (1 + c.CAUTION / len(scores))
     slope = 4 / max(median - threshold, TINY)
     if leads is not None:
