@@ -533,16 +533,6 @@ def test_classify_says_what_is_wrong_in_one_line(arguments, words, folder, tmp_p
     assert "Traceback" not in run.stderr
 
 
-def test_export_prints_its_proof(data_folder, tmp_path):
-    pytest.importorskip("onnxruntime")
-    run = command("export", "mini", tmp_path / "exported", "--classes", "cifar10", "--json")
-    assert run.returncode == 0, run.stderr
-    assert json.loads(run.stdout)["largest_difference"]["images"] <= 1e-4
-    refused = command("export", "mini", tmp_path / "other")
-    assert refused.returncode == 1
-    assert "name the classes" in refused.stderr
-
-
 def test_pixels_of_the_stream_are_never_changed(mini, mixed):
     before = [image.copy() for image in mixed[:40]]
     list(OpenSetClassifier.with_encoder(mini, "cifar10").stream(mixed[:40]))
