@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,8 +12,10 @@ import time
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from protodcs import encoders
+from protodcs.cli import app
 from protodcs.data import open_source
 from protodcs.data.corruptions import STANDARD, corrupt
 from protodcs.data.streams import build
@@ -66,13 +69,27 @@ def cluster():
 def plan(sources, mini, tmp_path):
     """`plan(name)`: an extraction into a folder of that name, two segments with a shorter last shard each."""
 
-    def planned(name, sources=sources, **settings):
-        manifest = build("whole", sources[0], [sources[1]], 0, [None, "fog"])
-        return run.Extraction.planned(
-            tmp_path / name, manifest, sources, mini, **{"shard_size": 60, "batch_size": 25, **settings}
-        )
+    return lambda name, sources=sources, **settings: planned(tmp_path / name, sources, mini, **settings)
 
-    return planned
+
+def planned(folder, sources, mini, **settings):
+    manifest = build("whole", sources[0], [sources[1]], 0, [None, "fog"])
+    return run.Extraction.planned(folder, manifest, sources, mini, **{"shard_size": 60, "batch_size": 25, **settings})
+
+
+@pytest.fixture(scope="module")
+def whole_folder(sources, mini, tmp_path_factory):
+    """A folder with all features of `plan`, which tests copy."""
+    extraction = planned(tmp_path_factory.mktemp("whole"), sources, mini)
+    done(extraction)
+    return extraction.folder
+
+
+@pytest.fixture
+def extraction(whole_folder, plan, tmp_path):
+    """A finished extraction, which a test may change."""
+    shutil.copytree(whole_folder, tmp_path / "loop")
+    return plan("loop")
 
 
 def content(folder):
@@ -102,9 +119,7 @@ def test_ray_writes_the_bytes_that_a_plain_loop_writes(plan, few, mini, cluster)
     assert len(in_a_loop) == 18 + 2
 
 
-def test_a_feature_is_that_of_its_image_under_its_corruption(plan, sources, mini):
-    extraction = plan("loop")
-    done(extraction)
+def test_a_feature_is_that_of_its_image_under_its_corruption(extraction, sources, mini):
     store = FeatureStore(extraction.folder)
     fog = corrupt(np.stack(sources[0].read([7])), "fog", 5, source=sources[0].name, indices=[7])
     assert np.abs(store.segment(0)[7] - mini.encode_pixels(sources[0].read([7]))[0]).max() < 1e-6
@@ -160,9 +175,7 @@ def test_features_of_views_are_another_job(plan, few, mini):
     assert len({job.encoder for job in jobs}) == 4
 
 
-def test_any_stream_over_the_same_sources_is_gathered_in_its_own_order(plan, sources):
-    extraction = plan("loop")
-    done(extraction)
+def test_any_stream_over_the_same_sources_is_gathered_in_its_own_order(extraction, sources):
     store = FeatureStore(extraction.folder)
     stream = build("continual", sources[0], [sources[1]], 3, ["fog"], ratio="1/4")
     features = store.gather(stream, 0)
@@ -174,20 +187,16 @@ def test_any_stream_over_the_same_sources_is_gathered_in_its_own_order(plan, sou
         store.gather(build("continual", sources[0], [sources[1]], 3, ["snow"]), 0)
 
 
-def test_features_of_other_images_are_not_gathered(plan, sources, small, tmp_path):
-    extraction = plan("loop")
-    done(extraction)
+def test_features_of_other_images_are_not_gathered(extraction, sources, small, tmp_path):
     pq.write_table(pq.read_table(small / "cifar10_test.parquet").slice(1, 329), tmp_path / "cifar10_test.parquet")
     other = build("whole", open_source(tmp_path / "cifar10_test.parquet"), [sources[1]], 0, [None])
     with pytest.raises(DataError, match="no features for 329 of the 499 images"):
         FeatureStore(extraction.folder).gather(other, 0)
 
 
-def test_a_shard_names_encoder_and_manifest_and_neither_time_nor_host_nor_path(plan, mini, tmp_path):
+def test_a_shard_names_encoder_and_manifest_and_neither_time_nor_host_nor_path(extraction, mini, tmp_path):
     import platform
 
-    extraction = plan("loop")
-    done(extraction)
     file = extraction.folder / "shards" / "000000.parquet"
     about = json.loads(pq.read_metadata(file).metadata[b"protodcs"])
     assert about["encoder"] == mini.fingerprint
@@ -201,18 +210,15 @@ def test_a_shard_names_encoder_and_manifest_and_neither_time_nor_host_nor_path(p
         assert not any(word in text for text in texts)
 
 
-def test_half_precision_takes_half_the_room(plan):
-    whole, half = plan("whole"), plan("half", number_type="float16")
-    done(whole)
+def test_half_precision_takes_half_the_room(extraction, plan):
+    whole, half = extraction, plan("half", number_type="float16")
     done(half)
     sizes = [sum(file.stat().st_size for file in (e.folder / "shards").iterdir()) for e in (whole, half)]
     assert sizes[1] < 0.6 * sizes[0]
     assert np.abs(FeatureStore(whole.folder).segment(0) - FeatureStore(half.folder).segment(0)).max() < 1e-3
 
 
-def test_a_folder_of_another_job_or_a_damaged_shard_is_refused(plan, tmp_path):
-    extraction = plan("loop")
-    done(extraction)
+def test_a_folder_of_another_job_or_a_damaged_shard_is_refused(extraction, plan, tmp_path):
     with pytest.raises(DataError, match="another job"):
         plan("loop", shard_size=61).open()
     shard = extraction.folder / "shards" / "000003.parquet"
@@ -246,8 +252,8 @@ def test_an_encoder_that_changed_between_plan_and_work_is_refused(plan):
         next(run.in_a_loop(forged, forged.open()))
 
 
-def test_memory_is_bounded_by_a_batch_and_not_by_a_shard(plan, monkeypatch):
-    extraction = plan("loop", shard_size=500, batch_size=10)
+def test_memory_is_bounded_by_a_batch_and_not_by_a_shard(plan, few, monkeypatch):
+    extraction = plan("loop", few, shard_size=50, batch_size=10)
     largest = []
     read = extraction.sources[0].__class__.read
     monkeypatch.setattr(
@@ -259,12 +265,10 @@ def test_memory_is_bounded_by_a_batch_and_not_by_a_shard(plan, monkeypatch):
     assert 1 < max(largest) <= 10
 
 
-def test_settings_outside_their_range_are_refused_in_words(plan):
+def test_settings_outside_their_range_are_refused_in_words(extraction, plan):
     for wrong in ({"side": 4}, {"number_type": "float64"}, {"shard_size": 0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             plan("x", **wrong)
-    extraction = plan("loop")
-    done(extraction)
     with pytest.raises(InputError, match="segments 0 to 1"):
         FeatureStore(extraction.folder).segment(9)
 
@@ -319,6 +323,14 @@ def command(folder, known, corruptions, shard_size, *more):
     ]
 
 
+def in_this_process(arguments, code=0):
+    """Run a command here, where the libraries of the encoder are loaded already."""
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments[3:]])
+    assert done.exit_code == code, done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    return done
+
+
 def killed_and_resumed(arguments, folder, moments, rng):
     """Kill the command and all it started, each time after it has added one of `moments` shards; then let it end."""
     for moment in moments:
@@ -339,18 +351,13 @@ def killed_and_resumed(arguments, folder, moments, rng):
 
 def test_features_killed_twice_and_resumed_are_byte_identical(small, tmp_path):
     known = small / "cifar10_test.parquet"
-    corruptions = "fog,contrast,brightness,pixelate"
-    whole = subprocess.run(
-        command(tmp_path / "whole", known, corruptions, 15, "--address", "none"),
-        capture_output=True,
-        check=False,
-        text=True,
-    )
-    assert whole.returncode == 0, whole.stderr[-2000:]
-    arguments = command(tmp_path / "cut", known, corruptions, 15, "--address", "none")
+    # 66 shards.
+    settings = (known, "fog,pixelate", 10, "--address", "none")
+    in_this_process(command(tmp_path / "whole", *settings))
+    arguments = command(tmp_path / "cut", *settings)
     report = killed_and_resumed(arguments, tmp_path / "cut", (1, 20), random.Random(0))
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
-    assert 0 < report["extracted"] < 4 * 330
+    assert 0 < report["extracted"] < 2 * 330
 
 
 @pytest.mark.ray
@@ -367,22 +374,14 @@ def test_all_of_cifar10_under_15_corruptions_killed_five_times(data_folder, tmp_
 
 
 def test_features_says_what_is_missing_in_one_line(tmp_path, data_folder):
-    run_ = subprocess.run(
-        command(tmp_path / "x", "imagenet-val", "clean", 10), capture_output=True, text=True, check=False
-    )
-    assert run_.returncode == 1
-    assert "Traceback" not in run_.stderr
-    plan_ = subprocess.run(
-        command(tmp_path / "x", "cifar10-test", "standard", 1000, "--dry-run"),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(plan_.stdout)["shards"] == 150
+    missing = in_this_process(command(tmp_path / "x", "imagenet-val", "clean", 10), code=1)
+    assert missing.stderr.startswith("error: ")
+    planned = in_this_process(command(tmp_path / "x", "cifar10-test", "standard", 1000, "--dry-run"))
+    assert json.loads(planned.stdout)["shards"] == 150
     assert not (tmp_path / "x").exists()
 
 
-def test_features_of_a_manifest_over_sets_that_have_no_name(small, sources, tmp_path):
+def test_features_of_a_manifest_over_sets_that_have_no_name(small, sources, tmp_path, monkeypatch):
     build("continual", sources[0], [sources[1]], 5, ["fog"], ratio="1/5").save(tmp_path / "stream.txt")
     given = [
         "--manifest",
@@ -392,12 +391,6 @@ def test_features_of_a_manifest_over_sets_that_have_no_name(small, sources, tmp_
         "--address",
         "none",
     ]
-    done_ = subprocess.run(
-        command("out", small / "cifar10_test.parquet", "fog", 100, *given),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done_.returncode == 0, done_.stderr
+    monkeypatch.chdir(tmp_path)
+    in_this_process(command("out", small / "cifar10_test.parquet", "fog", 100, *given))
     assert FeatureStore(tmp_path / "out").manifest.protocol == "continual"
