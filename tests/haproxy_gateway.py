@@ -52,7 +52,7 @@ class Gateway:
         command = [self._program, "-db", "-f", str(self._configuration)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > end:
                 self.__exit__()
@@ -70,7 +70,7 @@ class Gateway:
 
     def wait_for_log(self, text):
         """Wait until HAProxy has written `text`. It writes the line of a request after it has sent the response."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while text not in self.log():
             assert time.monotonic() < end, f"HAProxy did not log {text}"
             time.sleep(0.01)

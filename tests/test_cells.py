@@ -49,7 +49,7 @@ def front_of(folder, cells):
             yield json.loads(process.stdout.readline())["serving"]
         finally:
             process.terminate()
-            assert process.wait(60) == 0
+            assert process.wait(300) == 0
 
 
 @pytest.fixture(scope="module")

@@ -124,7 +124,7 @@ async def test_faults_may_overlap():
 async def test_inject_does_no_fault_before_it_is_due():
     planned, rig, done = plan(1, {"kill": 10}, LENGTH), PaperRig(), []
     task = asyncio.create_task(inject(planned, rig, lambda: planned[2].after, done))
-    await until(lambda: len(done) == 3, "three faults", 10)
+    await until(lambda: len(done) == 3, "three faults", 300)
     await asyncio.sleep(0.1)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

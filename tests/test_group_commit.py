@@ -50,7 +50,7 @@ class SlowSnapshots(MemoryStore):
 
 async def until(condition):
     """Wait for a condition that must come true."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -65,7 +65,7 @@ def journal_bytes(store, stream="s"):
 async def test_a_group_of_records_has_at_most_so_many_bytes(monkeypatch):
     monkeypatch.setattr(commits_module, "GROUP_BYTES", 1000)
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         store = SlowSnapshots()
         await store.put_shared("blob", b"")
         sizes = [300, 300, 300, 300, 2500, 300, 700, 1]
@@ -107,7 +107,7 @@ async def test_draining_many_streams_holds_few_snapshots_in_memory(monkeypatch):
     monkeypatch.setattr(LiveStream, "checkpoint", counted)
     monkeypatch.setattr(checkpoints_module, "GROUP_BYTES", 20_000)
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         store = Counting()
         streams = [f"s{number}" for number in range(40)]
         async with started(store, streams=streams, unload_records=0) as worker:
@@ -123,7 +123,7 @@ async def test_draining_many_streams_holds_few_snapshots_in_memory(monkeypatch):
 
 
 async def test_records_are_committed_while_snapshots_are_under_way():
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         store = SlowSnapshots()
         async with started(store, streams=["s", "t"], snapshot_records=2) as worker:
             await done(worker, observe(0), observe(1))
@@ -146,7 +146,7 @@ async def test_a_snapshot_waits_for_the_records_that_it_covers():
                 await asyncio.sleep(0.1)
             return await super().commit(writes)
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         store = SlowRecords()
         async with started(store, snapshot_records=1) as worker:
             for number in range(5):
@@ -156,7 +156,7 @@ async def test_a_snapshot_waits_for_the_records_that_it_covers():
 
 
 async def test_a_stream_is_released_only_after_its_snapshot_is_durable():
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         store = SlowSnapshots()
         async with started(store, snapshot_records=3, unload_records=3) as worker:
             await done(worker, observe(0), observe(1), observe(2))
@@ -172,7 +172,7 @@ async def test_a_stream_is_released_only_after_its_snapshot_is_durable():
 
 
 async def test_a_stream_can_be_deleted_while_its_snapshot_is_queued():
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         store = SlowSnapshots()
         async with started(store, streams=["s", "t"], snapshot_records=1) as worker:
             await done(worker, observe(0))
@@ -193,7 +193,7 @@ async def test_a_stream_stays_in_memory_if_its_snapshot_cannot_be_written():
                 raise StoreError("no room for a snapshot")
             return await super().commit(writes)
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         store = NoSnapshots()
         async with started(store, snapshot_records=2, unload_records=0, store_connect_timeout=0.1) as worker:
             for number in range(9):
@@ -217,7 +217,7 @@ async def test_a_stream_that_the_store_cannot_write_fails_alone():
                 damaged if write.stream == "s" else outcome for write, outcome in zip(writes, outcomes, strict=True)
             ]
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         async with started(OneDamaged(), streams=["s", "t"]) as worker:
             bad, good = await handled(worker, [observe(0), observe(0, "t")])
             assert (bad.status, good.status) == (ReplyStatus.LATER, ReplyStatus.DONE)
@@ -237,7 +237,7 @@ async def test_whole_states_do_not_pile_up_in_the_journal(action):
             self.peak = max(self.peak, journal_bytes(self))
             return outcomes
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         store = Watched()
         limit = 2 * len(learned(20))
         async with started(store, snapshot_bytes=limit) as worker:
@@ -252,7 +252,7 @@ async def test_whole_states_do_not_pile_up_in_the_journal(action):
 
 
 async def test_a_stream_is_snapshotted_by_the_bytes_of_its_records():
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         store = MemoryStore()
         async with started(store, snapshot_bytes=5000) as worker:
             for number in range(100):

@@ -121,14 +121,14 @@ def test_prometheus_sees_a_service_under_load_and_alerts_when_it_is_struck(tmp_p
                 assert picture.draw(prometheus.url, file, SECONDS / 60 + 0.5) == []
             service.kill()
             service.start()
-            until(lambda: "ProtodcsRestarts" in prometheus.firing(), 60)
+            until(lambda: "ProtodcsRestarts" in prometheus.firing(), 300)
             postgres.pause()
-            until(lambda: {"ProtodcsStoreLag", "ProtodcsNotReady"} <= prometheus.firing(), 90)
-            refused = httpx.get(f"{service.base_url}/v1/ready", timeout=20)
+            until(lambda: {"ProtodcsStoreLag", "ProtodcsNotReady"} <= prometheus.firing(), 300)
+            refused = httpx.get(f"{service.base_url}/v1/ready", timeout=300)
             assert refused.status_code == 503
             assert "store" in refused.text
             postgres.resume()
-            until(lambda: httpx.get(f"{service.base_url}/v1/ready", timeout=20).status_code == 200, 60)
+            until(lambda: httpx.get(f"{service.base_url}/v1/ready", timeout=300).status_code == 200, 300)
 
 
 def every_panel_has_data(prometheus, picture):

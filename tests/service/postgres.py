@@ -105,7 +105,7 @@ class PostgresServer:
             self._process = subprocess.Popen(
                 command, cwd=self.folder, stdout=log, stderr=log, process_group=0, **_as_user()
             )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while True:
             try:
                 self.sql("SELECT 1")
@@ -118,7 +118,7 @@ class PostgresServer:
     def stop(self) -> None:
         """Stop the server; clients are disconnected."""
         self._process.send_signal(signal.SIGINT)
-        self._process.wait(60)
+        self._process.wait(300)
 
     def kill(self) -> None:
         """Kill all processes of the server with SIGKILL."""
@@ -126,7 +126,7 @@ class PostgresServer:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if self._process is not None:
-            self._process.wait(60)
+            self._process.wait(300)
         while self._processes():
             time.sleep(0.005)
 
@@ -207,7 +207,7 @@ class PostgresServer:
         standby.start()
         self.sql("ALTER SYSTEM SET synchronous_standby_names = 's1'")
         self.sql("SELECT pg_reload_conf()")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while self.sql("SELECT sync_state FROM pg_stat_replication") != [("sync",)]:
             if time.monotonic() > deadline:
                 raise RuntimeError("the standby does not follow")
