@@ -52,7 +52,8 @@ class Observer(threading.Thread):
             with Client(self._url) as client:
                 stream = client.stream(self._stream)
                 for feature in itertools.cycle(FEATURES):
-                    if self.stopped.is_set():
+                    # With a pause, because a process that starts needs the cores.
+                    if self.stopped.wait(0.1):
                         return
                     self.seen.append(stream.observe(feature))
         except ProtoDCSError as problem:
