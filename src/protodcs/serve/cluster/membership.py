@@ -135,7 +135,7 @@ class Membership:
     async def find_placement(self) -> PartitionMap:
         """Return where streams belong now. The database is asked, unless that was done a moment ago."""
         self.refresh()
-        if self._reading is not None:
+        if self._reading is not None and not self._reading.done():
             # A caller that gives up must not cancel it: that can take long, and beats would wait.
             await asyncio.shield(self._reading)
         return self.placement
