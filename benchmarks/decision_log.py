@@ -24,8 +24,8 @@ from benchmarks.local_service import CLASSES, DIMENSION, HOST, STREAMS, create, 
 from benchmarks.timing import RESULTS, machine
 from protodcs.serve.log.entries import LogEntry, LogQuery, Purge
 from protodcs.serve.log.export import as_datetime
-from protodcs.serve.store.base import Batch, Checkpoint
 from protodcs.serve.store.sqlite import DATABASE, SqliteStore
+from protodcs.serve.store.values import Batch, Checkpoint
 
 PORTS = {"with the log": 8494, "without the log": 8496}
 BATCH = 256

@@ -19,7 +19,7 @@ from protodcs import ProtoDCSConfig, Prototypes, StreamDCSConfig, metrics  # noq
 from protodcs.bench import feature_pack, streams  # noqa: E402
 from protodcs.bench.grid import ImageStream  # noqa: E402
 from protodcs.serve.guard import GuardAction, GuardSettings  # noqa: E402
-from protodcs.serve.store.base import AcquiredStream, Fence  # noqa: E402
+from protodcs.serve.store.values import AcquiredStream, Fence  # noqa: E402
 from protodcs.serve.stream.answers import unpack_decision  # noqa: E402
 from protodcs.serve.stream.idempotency import IdempotencyLimits  # noqa: E402
 from protodcs.serve.stream.live_stream import LiveStream, StreamSpec  # noqa: E402

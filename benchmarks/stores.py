@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from protodcs.serve.log.entries import LogEntry
-from protodcs.serve.store.base import Batch, Checkpoint, Store
+from protodcs.serve.store.base import Store
+from protodcs.serve.store.values import Batch, Checkpoint
 
 _RECORD, _ROWS = 2300, 20
 

@@ -14,7 +14,7 @@ from protodcs.serve.messages import Action, Reply, ReplyStatus, Request
 from protodcs.serve.pipeline.queues import Queues
 from protodcs.serve.pipeline.steps import IN_MEMORY
 from protodcs.serve.settings import ServeConfig
-from protodcs.serve.store.base import AcquiredStream, Fence, KeySegment
+from protodcs.serve.store.values import AcquiredStream, Fence, KeySegment
 from protodcs.serve.stream.idempotency import IdempotencyLimits
 from protodcs.serve.stream.live_stream import StreamSpec
 from protodcs.serve.stream.shared import pack_prototypes

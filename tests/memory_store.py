@@ -12,7 +12,7 @@ from protodcs.errors import FencedError, HeldError, StoreError, UnknownStreamErr
 from protodcs.serve.log.entries import LogEntry, LogLimits, LogPage, LogQuery, Purge, Range, marked
 from protodcs.serve.log.notices import Notice
 from protodcs.serve.settings import tenant_of
-from protodcs.serve.store.base import (
+from protodcs.serve.store.values import (
     AcquiredStream,
     Batch,
     Checkpoint,

@@ -20,9 +20,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from memory_store import MemoryStore
 from protodcs.errors import FencedError, UnknownStreamError
 from protodcs.serve.settings import tenant_of
-from protodcs.serve.store.base import Batch, Checkpoint, Fence, Store
+from protodcs.serve.store.base import Store
 from protodcs.serve.store.postgres import PostgresStore
 from protodcs.serve.store.sqlite import SqliteStore
+from protodcs.serve.store.values import Batch, Checkpoint, Fence
 from service.postgres import shared_postgres
 
 BLOB = "prototypes-of-a-test"

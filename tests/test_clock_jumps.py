@@ -7,8 +7,8 @@ import pytest
 
 from made_service import create, done, observe, settings
 from protodcs.serve.log.entries import LogEntry, LogLimits, LogQuery
-from protodcs.serve.store.base import Batch
 from protodcs.serve.store.sqlite import SqliteStore
+from protodcs.serve.store.values import Batch
 from protodcs.serve.workers import decision_log, steady_clock
 from protodcs.serve.workers.steady_clock import STEADY_SECONDS, SteadyClock
 from protodcs.serve.workers.worker import Worker

@@ -18,8 +18,8 @@ from protodcs.serve.access.keys import Keys, create_key
 from protodcs.serve.log.entries import OUTCOMES, LogEntry, LogLimits, LogQuery, Purge
 from protodcs.serve.log.thumbnails import make_thumbnail
 from protodcs.serve.settings import ServeConfig
-from protodcs.serve.store.base import Batch, Checkpoint
 from protodcs.serve.store.sqlite import SqliteStore
+from protodcs.serve.store.values import Batch, Checkpoint
 from protodcs.serve.workers.worker import Worker
 from store_contract import BLOB, begun, of_every_store, opened
 from test_service_app import FakeEncoding, Service, served, words_of

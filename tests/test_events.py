@@ -16,7 +16,7 @@ from protodcs.serve.api.events.feeds import Cursor, Frame, Subscriber, for_strea
 from protodcs.serve.guard import GuardAction, GuardEvent
 from protodcs.serve.log.entries import LogEntry
 from protodcs.serve.log.notices import Notice, NoticeMaker
-from protodcs.serve.store.base import Batch
+from protodcs.serve.store.values import Batch
 from store_contract import BLOB, begun, of_every_store
 from test_access import Guarded
 from test_service_app import NEW, Service

@@ -10,8 +10,8 @@ from ports import free_port
 from protodcs import Client
 from protodcs.errors import StoreError
 from protodcs.serve.log.entries import LogEntry, LogLimits, Purge
-from protodcs.serve.store.base import Batch
 from protodcs.serve.store.sqlite import DATABASE, SqliteStore
+from protodcs.serve.store.values import Batch
 from service.rig import Service
 from small_disk import fill, free
 from test_sqlite_store import content_of, created

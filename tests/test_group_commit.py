@@ -21,7 +21,7 @@ from protodcs.errors import StoreError
 from protodcs.serve.messages import Action, Reply, ReplyStatus
 from protodcs.serve.pipeline import commit as commits_module
 from protodcs.serve.pipeline.commit import GroupCommit, Journal
-from protodcs.serve.store.base import Batch, Checkpoint
+from protodcs.serve.store.values import Batch, Checkpoint
 from protodcs.serve.stream.live_stream import LiveStream
 from protodcs.serve.telemetry.metrics import WorkerMetrics
 from protodcs.serve.workers import checkpoints as checkpoints_module

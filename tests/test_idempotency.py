@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from protodcs.errors import AnswerExpiredError, StoreError, UsageError
-from protodcs.serve.store.base import Checkpoint, Fence, KeySegment
+from protodcs.serve.store.values import Checkpoint, Fence, KeySegment
 from protodcs.serve.stream.idempotency import IdempotencyCache, IdempotencyLimits, digest_of
 from protodcs.serve.stream.records import Kind, Record
 

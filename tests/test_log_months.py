@@ -13,11 +13,11 @@ from protodcs.errors import StoreError
 from protodcs.serve.log.entries import OUTCOMES, LogEntry, LogLimits, LogQuery, Purge
 from protodcs.serve.messages import ReplyStatus
 from protodcs.serve.settings import ServeConfig, log_limits
-from protodcs.serve.store.base import Batch
 from protodcs.serve.store.months import month_of, range_of
 from protodcs.serve.store.postgres import PostgresStore
 from protodcs.serve.store.schema import USAGE
 from protodcs.serve.store.sqlite import SqliteStore
+from protodcs.serve.store.values import Batch
 from protodcs.serve.workers.worker import Worker
 from service.postgres import shared_postgres
 from store_contract import BLOB, STORES, begun, of_stores

@@ -15,8 +15,8 @@ from protodcs.serve.log.entries import LogEntry, LogLimits, LogQuery
 from protodcs.serve.log.notices import Notice
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store import open_store, postgres, schema
-from protodcs.serve.store.base import Batch, Checkpoint
 from protodcs.serve.store.postgres import PostgresStore
+from protodcs.serve.store.values import Batch, Checkpoint
 from service.postgres import PostgresServer, shared_postgres
 from store_contract import BLOB, begun
 
@@ -295,7 +295,7 @@ CHILD = """
 import asyncio, random, sys
 from protodcs.errors import StoreError
 from protodcs.serve.log.entries import LogEntry
-from protodcs.serve.store.base import Batch, Checkpoint
+from protodcs.serve.store.values import Batch, Checkpoint
 from protodcs.serve.store.postgres import PostgresStore
 
 async def again(call):

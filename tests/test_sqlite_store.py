@@ -15,8 +15,8 @@ from power_loss import PowerLoss
 from protodcs.errors import FencedError, InputError, StoreError
 from protodcs.serve.log.entries import LogQuery
 from protodcs.serve.store import base
-from protodcs.serve.store.base import Batch, Checkpoint
 from protodcs.serve.store.sqlite import DATABASE, SqliteStore, back_up
+from protodcs.serve.store.values import Batch, Checkpoint
 
 
 async def created(store, stream="s"):
@@ -173,7 +173,7 @@ def test_a_file_that_is_no_database_is_an_error_and_stays(tmp_path):
 CHILD = """
 import asyncio, random, sys
 from protodcs.serve.log.entries import LogEntry
-from protodcs.serve.store.base import Batch, Checkpoint
+from protodcs.serve.store.values import Batch, Checkpoint
 from protodcs.serve.store.sqlite import SqliteStore
 
 async def stream(store, name):

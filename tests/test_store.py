@@ -15,7 +15,7 @@ from protodcs.core.prototypes import Prototypes
 from protodcs.errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError
 from protodcs.serve.messages import Action, ReplyStatus, Request
 from protodcs.serve.settings import ServeConfig
-from protodcs.serve.store.base import Batch, Checkpoint, Fence, KeySegment, Takeover
+from protodcs.serve.store.values import Batch, Checkpoint, Fence, KeySegment, Takeover
 from protodcs.serve.stream.live_stream import StreamSpec
 from protodcs.serve.stream.shared import pack_prototypes
 from protodcs.serve.workers.worker import Worker

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from protodcs.cli import app
 from protodcs.errors import StoreError
-from protodcs.serve.store.base import Batch
 from protodcs.serve.store.sqlite import DATABASE, SqliteStore, back_up
+from protodcs.serve.store.values import Batch
 from test_sqlite_store import content_of, created
 
 WAL = f"{DATABASE}-wal"
@@ -22,7 +22,7 @@ MARKS = "streams.mark"
 # Three streams with 40 commits each, acknowledged; then the process is killed.
 CHILD = """
 import asyncio, os, signal, sys
-from protodcs.serve.store.base import Batch
+from protodcs.serve.store.values import Batch
 from protodcs.serve.store.sqlite import SqliteStore
 
 async def main():

@@ -26,7 +26,7 @@ from prometheus_server import FILES, promtool
 from protodcs import methods
 from protodcs.errors import ConfigError
 from protodcs.serve.messages import Action, Reply, ReplyStatus, WorkerLostError
-from protodcs.serve.store.base import Fence
+from protodcs.serve.store.values import Fence
 from protodcs.serve.stream.answers import unpack_decision
 from protodcs.serve.telemetry import logs, readiness, traces
 from protodcs.serve.telemetry.gathering import Gathering

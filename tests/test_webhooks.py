@@ -21,8 +21,8 @@ from protodcs.serve.access.keys import create_key
 from protodcs.serve.api.app import application
 from protodcs.serve.log.notices import Notice
 from protodcs.serve.settings import ServeConfig
-from protodcs.serve.store.base import Batch
 from protodcs.serve.store.sqlite import SqliteStore
+from protodcs.serve.store.values import Batch
 from protodcs.serve.workers import webhooks as module
 from protodcs.serve.workers.webhooks import Webhooks, resolve
 from service.rig import Service

@@ -34,7 +34,7 @@ from protodcs import StreamDCS
 from protodcs.errors import StateError, StoreError
 from protodcs.serve.guard import Guard, GuardSettings
 from protodcs.serve.messages import Action, Reply, ReplyStatus, Request
-from protodcs.serve.store.base import KeySegment
+from protodcs.serve.store.values import KeySegment
 from protodcs.serve.stream import live_stream as live_stream_module
 from protodcs.serve.stream.answers import pack_decision
 from protodcs.serve.stream.cost import Estimate, Part

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...errors import FencedError, StoreError
-from ..store.base import Batch, Store, Write
+from ..store.base import Store
+from ..store.values import Batch, Write
 from ..telemetry import traces
 from ..telemetry.metrics import WorkerMetrics
 

@@ -48,8 +48,6 @@ from .values import (
     check_lease,
 )
 
-__all__ = ["AcquiredStream", "Batch", "Checkpoint", "KeySegment", "ListedStream", "Store", "Takeover", "Write"]
-
 T = TypeVar("T")
 
 # How often a commit is tried again that relied on something that has changed. Once should do.

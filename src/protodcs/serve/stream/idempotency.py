@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 
 from ...errors import AnswerExpiredError, DamagedDataError, IdempotencyKeyError, StoreError
 from ..settings import ServeConfig
-from ..store.base import Checkpoint, KeySegment
+from ..store.values import Checkpoint, KeySegment
 from .records import DIGEST_BYTES, Kind, Record
 
 # An entry: kind, digest, age of the stream at its newest row; then its runs of rows at consecutive positions.

@@ -39,7 +39,7 @@ from ...method import FeatureMethod
 from ..guard import Guard, GuardAction, GuardEvent, GuardSettings
 from ..log.entries import Range
 from ..log.latest import Latest
-from ..store.base import AcquiredStream, Checkpoint
+from ..store.values import AcquiredStream, Checkpoint
 from . import snapshots
 from .answers import KNOWN, pack_decision, pack_decisions, reason_of, unpack_decision
 from .feedback import unpack_feedback

@@ -11,7 +11,7 @@ from ..log.notices import Notice
 from ..messages import Reply, Request
 from ..pipeline.commit import GroupCommit
 from ..settings import ServeConfig
-from ..store.base import Batch, Checkpoint
+from ..store.values import Batch, Checkpoint
 from ..stream.idempotency import Answer, digest_of
 from ..stream.records import Kind
 from .checkpoints import Checkpoints

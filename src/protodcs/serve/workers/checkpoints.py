@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ...errors import StoreError
 from ..pipeline.commit import GROUP_BYTES, Entry, GroupCommit, Journal, size_of
-from ..store.base import Checkpoint
+from ..store.values import Checkpoint
 from ..telemetry import logs
 
 _log = logging.getLogger(__name__)

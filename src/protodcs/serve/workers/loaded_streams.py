@@ -18,7 +18,8 @@ from ...errors import FencedError, StoreError
 from ..messages import Reply, Request
 from ..pipeline.turns import Turns
 from ..settings import ServeConfig
-from ..store.base import AcquiredStream, Store, Takeover
+from ..store.base import Store
+from ..store.values import AcquiredStream, Takeover
 from ..stream.idempotency import IdempotencyLimits
 from ..stream.live_stream import LiveStream, StreamSpec
 from ..stream.shared import unpack_prototypes, unpack_vocabulary

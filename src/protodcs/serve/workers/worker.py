@@ -25,7 +25,8 @@ from ..pipeline.pipeline import Pipeline
 from ..pipeline.steps import Steps
 from ..pipeline.turns import Turns
 from ..settings import ServeConfig
-from ..store.base import ListedStream, Store
+from ..store.base import Store
+from ..store.values import ListedStream
 from ..stream.class_preview import class_question, preview
 from ..stream.records import Kind
 from ..telemetry import logs

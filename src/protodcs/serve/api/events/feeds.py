@@ -22,7 +22,7 @@ from ...messages import Action, ReplyStatus
 from ...messages import Request as WorkerRequest
 from ...pipeline.queues import Queues
 from ...settings import ServeConfig, public_id, tenant_of
-from ...store.base import ListedStream
+from ...store.values import ListedStream
 from ...workers.waiting import wait_at_most
 from ..context import checked
 
