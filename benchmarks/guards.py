@@ -56,7 +56,7 @@ def live(prototypes, config, guard=None):
     spec = StreamSpec(
         method=method, config=config.model_dump(), classes=classes, prototypes=shared.fingerprint, guard=guard
     )
-    return LiveStream(AcquiredStream(Fence(1), spec.pack(), None, 0, []), shared, IdempotencyLimits(0, 0, 0.0))
+    return LiveStream(AcquiredStream(Fence(1), spec.pack(), None, 0, 0, []), shared, IdempotencyLimits(0, 0, 0.0))
 
 
 def through(stream, features, resets=()):

@@ -123,6 +123,29 @@ def test_only_finite_features_that_are_long_enough_are_accepted(to_unit, values,
 
 
 @pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_many_features_become_unit_features_as_one_by_one(name):
+    module, (rows, _) = _native._import(name), random_rows(9, 45)
+    expected, found = np.empty((2, 9, 45), dtype=np.float32)
+    assert all(module.to_unit(row, out) for row, out in zip(rows, expected, strict=True))
+    assert module.to_unit_rows(rows, found) == vectors.to_unit_rows_numpy(rows, np.empty_like(rows)) == 9
+    assert found.tobytes() == expected.tobytes()
+    rows[4] = 0.0
+    assert module.to_unit_rows(rows, found) == vectors.to_unit_rows_numpy(rows, np.empty_like(rows)) == 4
+    assert module.to_unit_rows(rows[:0], found[:0]) == 0
+
+
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_a_mean_moves_as_with_numpy_to_the_bit(name):
+    rows, mean = random_rows(9, 45)
+    rates = np.array([1, 0, 0.5, 0.25, 0, 0.01, 0.01, 0.01, 0], dtype=np.float32)
+    expected, found = mean.copy(), mean.copy()
+    vectors.move_towards_numpy(expected, rows, rates)
+    _native._import(name).move_towards(found[:], rows[:4], rates[:4])
+    _native._import(name).move_towards(found[:], rows[4:], rates[4:])
+    assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("name", INSTRUCTIONS)
 def test_lengths_are_checked(name):
     rows, feature = random_rows(3, 8)
     module = _native._import(name)

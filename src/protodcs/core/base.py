@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from ..arrays import Feature
+from ..arrays import Feature, Floats
 from ..errors import ConfigError, StateVersionError, UsageError
 from . import state
 from .arena import Arena
@@ -242,6 +242,16 @@ class FeatureMethod(ABC):
                 return self._in_two_passes(rows, scores)
             return self._observe_rows(rows, scores)
 
+    def observe_unit(self, rows: Feature) -> tuple[Decisions, Floats | None]:
+        """Do the same for unit rows (N, d) that `check_features` has returned.
+
+        Returns:
+            The decisions, and the cosines (N, K) of the rows with the initial prototypes; None if the method has not
+            computed them.
+        """
+        with self._exclusive():
+            return self._observe_compared(rows)
+
     def freeze(self) -> None:
         """Stop learning. Later samples are decided, but change nothing except the count."""
         with self._exclusive():
@@ -405,6 +415,10 @@ class FeatureMethod(ABC):
     def _observe_rows(self, rows: Feature, scores: bool) -> Decisions:
         """Observe unit rows (N, d) in order."""
         return Decisions([self._observe(row, scores) for row in rows], self.classes)
+
+    def _observe_compared(self, rows: Feature) -> tuple[Decisions, Floats | None]:
+        """Observe unit rows (N, d) in order. Return the decisions and cosines as `observe_unit` does."""
+        return self._observe_rows(rows, False), None
 
     def _in_two_passes(self, rows: Feature, scores: bool) -> Decisions:
         """Learn from unit rows (N, d) in an order that depends only on their values, then decide on each."""

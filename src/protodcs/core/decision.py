@@ -229,7 +229,8 @@ class Decisions:
     @property
     def label(self) -> list[str | None]:
         """Return the class name of each known sample, None for each unknown one."""
-        return [self.classes[i] if known else None for i, known in zip(self.index, self.known, strict=True)]
+        indices, known = self.index.tolist(), self.known.tolist()
+        return [self.classes[i] if one else None for i, one in zip(indices, known, strict=True)]
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return one JSON-ready dictionary per sample, as `Decision.to_dict` does."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..arrays import Feature
 from ..errors import InputError, UnknownClassError
-from .vectors import SHORTEST, to_unit
+from .vectors import SHORTEST, to_unit, to_unit_rows
 
 # `to_unit` takes float32 and float64. Widening float16 loses nothing.
 _WORKING_TYPE: dict[np.dtype[Any], np.dtype[Any]] = {
@@ -53,11 +53,14 @@ def unit_rows(rows: Any, what: str, least: int = 1) -> Feature:
         )
     working = _working_type(rows, what)
     out = np.empty(rows.shape, dtype=np.float32)
-    # The usual rows need no copy. Others are copied one by one, which takes little memory.
-    plain = rows.dtype == working and rows.flags.c_contiguous and rows.flags.aligned
-    for i, row in enumerate(rows):
-        if not to_unit(row if plain else _contiguous(row, working), out[i]):
-            raise _bad_row(rows, i, what)
+    if rows.dtype == np.float32 and rows.flags.c_contiguous and rows.flags.aligned:
+        usable = to_unit_rows(rows, out)
+    else:
+        # Other rows are converted one by one, which takes little memory.
+        unusable = (i for i, row in enumerate(rows) if not to_unit(_contiguous(row, working), out[i]))
+        usable = next(unusable, len(rows))
+    if usable < len(rows):
+        raise _bad_row(rows, usable, what)
     return out
 
 
@@ -65,9 +68,11 @@ def check_rows(rows: NDArray[np.floating], what: str) -> None:
     """Raise InputError if an engine would reject one of the rows (N, d) in float16 or float32. `what` names them."""
     # Converting a signalling NaN would warn. A comparison with NaN is false.
     with np.errstate(invalid="ignore"):
-        for i, row in enumerate(rows.astype(np.float64)):
-            if not SHORTEST**2 < row.dot(row) < np.inf:
-                raise _bad_row(rows, i, what)
+        wide = rows.astype(np.float64)
+        squares = np.einsum("nd,nd->n", wide, wide)
+    unusable = np.flatnonzero(~((squares > SHORTEST**2) & (squares < np.inf)))
+    if len(unusable):
+        raise _bad_row(rows, int(unusable[0]), what)
 
 
 def _bad_row(rows: NDArray[Any], i: int, what: str) -> InputError:

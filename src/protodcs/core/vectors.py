@@ -9,7 +9,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import Feature, Floats
+from ..arrays import Feature, Features, Floats, Singles
 from ._native import native
 
 # A shorter vector has no direction. The compiled functions have the same number.
@@ -39,6 +39,18 @@ def to_unit_numpy(values: NDArray[np.floating], out: Feature) -> bool:
     return True
 
 
+def to_unit_rows_numpy(rows: Feature, out: Feature) -> int:
+    """Normalise `rows` (N, d) into `out` like `to_unit`, up to the first that cannot be. Return how many can."""
+    return next((n for n, row in enumerate(rows) if not to_unit_numpy(row, out[n])), len(rows))
+
+
+def move_towards_numpy(mean: Feature, rows: Features, rates: Singles) -> None:
+    """Move `mean` (d,) towards one of `rows` (N, d) after the other, by its share in `rates` (N,)."""
+    for row, rate in zip(rows, rates, strict=True):
+        if rate:
+            mean += (row - mean) * rate
+
+
 def inverse_norms_numpy(rows: Feature) -> Floats:
     """Return 1 / norm of each of `rows` (K, d): (K,) float64."""
     norms: Floats = np.linalg.norm(rows.astype(np.float64), axis=1)
@@ -60,4 +72,6 @@ def row_fingerprint(rows: Feature) -> str:
 
 cosines = cosines_numpy if native is None else native.cosines
 to_unit = to_unit_numpy if native is None else native.to_unit
+to_unit_rows = to_unit_rows_numpy if native is None else native.to_unit_rows
+move_towards = move_towards_numpy if native is None else native.move_towards
 inverse_norms = inverse_norms_numpy if native is None else _inverse_norms_native

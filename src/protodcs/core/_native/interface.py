@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ...arrays import Feature, Floats
+from ...arrays import Feature, Features, Floats, Singles
 
 
 class ProtoDCSStep(Protocol):
@@ -35,7 +35,14 @@ class NativeStep(Protocol):
     def step(self, feature: Feature, learns: bool) -> tuple[bool, int, float, float, float, float, float, str | None]:
         """Compute `StreamState.step`. Return the fields of `StepResult`."""
 
-    def run(self, features: Feature, learns: bool, columns: tuple[NDArray[Any], ...], scores: Feature | None) -> None:
+    def run(
+        self,
+        features: Feature,
+        learns: bool,
+        columns: tuple[NDArray[Any], ...],
+        scores: Feature | None,
+        cosines: Floats | None,
+    ) -> None:
         """Step through features (N, d), and write the results to columns: see `streamdcs.pxi`."""
 
     def calibrate(self, feature: Feature) -> None:
@@ -59,6 +66,12 @@ class Native(Protocol):
 
     def to_unit(self, values: NDArray[np.floating], out: Feature) -> bool:
         """Compute `vectors.to_unit`."""
+
+    def to_unit_rows(self, rows: Feature, out: Feature) -> int:
+        """Compute `vectors.to_unit_rows`."""
+
+    def move_towards(self, mean: Feature, rows: Features, rates: Singles) -> None:
+        """Compute `vectors.move_towards`."""
 
     def cosines(self, prototypes: Feature, inverse_norms: Floats, feature: Feature, out: Floats) -> int:
         """Compute `vectors.cosines`."""

@@ -68,13 +68,13 @@ cdef class StreamStep:
         return (out.known, out.best, out.p_unknown, out.openness, out.score, out.spread[0], out.spread[1],
                 None if out.reason == NO_REASON else REASONS[out.reason - 1])
 
-    def run(self, const float[:, ::1] features, bint learns, columns, float[:, ::1] scores):
+    def run(self, const float[:, ::1] features, bint learns, columns, float[:, ::1] scores, double[:, ::1] cosines):
         """Step through unit features (N, d).
 
         Args:
             features, learns: see `step`.
-            columns: known (N,) uint8, best and reason (N,) int64, and (N, 5) float64 for the other fields.
-            scores: (N, K) for the logits; None to leave them out.
+            columns: known (N,) uint8, best and reason (N,) int64, and (5, N) float64 for the other fields.
+            scores, cosines: (N, K) for the logits, and for the cosines; None to leave them out.
         """
         cdef unsigned char[::1] known
         cdef int64_t[::1] best, reasons
@@ -82,7 +82,7 @@ cdef class StreamStep:
         cdef StepResult out
         cdef int64_t n, k
         cdef int failed = 0
-        cdef bint wanted = scores is not None
+        cdef bint with_scores = scores is not None, with_cosines = cosines is not None
         known, best, reasons, numbers = columns
         check_length("feature", features.shape[1], self.dimension)
         with nogil:
@@ -92,11 +92,14 @@ cdef class StreamStep:
                     break
                 self.samples[SEQUENCE] += not learns
                 known[n], best[n], reasons[n] = out.known, out.best, out.reason
-                numbers[n, 0], numbers[n, 1], numbers[n, 2] = out.p_unknown, out.openness, out.score
-                numbers[n, 3], numbers[n, 4] = out.spread[0], out.spread[1]
-                if wanted:
+                numbers[0, n], numbers[1, n], numbers[2, n] = out.p_unknown, out.openness, out.score
+                numbers[3, n], numbers[4, n] = out.spread[0], out.spread[1]
+                if with_scores:
                     for k in range(self.classes):
                         scores[n, k] = <float> self.logits[k]
+                if with_cosines:
+                    for k in range(self.classes):
+                        cosines[n, k] = self.cosines[k]
         if failed:
             raise MemoryError
 

@@ -36,6 +36,31 @@ def to_unit(values, float[::1] out):
     return fits != 0
 
 
+def to_unit_rows(const float[:, ::1] rows, float[:, ::1] out):
+    """Normalise `rows` (N, d) into `out` like `to_unit`, up to the first that cannot be. Return how many can."""
+    cdef int64_t count = rows.shape[0], d = out.shape[1], n = 0
+    check_length("rows", rows.shape[1], d)
+    if count:
+        check_length("out", out.shape[0], count)
+    with nogil:
+        while n < count and normalise_single(&rows[n, 0], d, &out[n, 0]):
+            n += 1
+    return n
+
+
+def move_towards(float[::1] mean, const float[:, ::1] rows, const float[::1] rates):
+    """Move `mean` (d,) towards one of `rows` (N, d) after the other, by its share in `rates` (N,)."""
+    cdef int64_t count = rows.shape[0], d = mean.shape[0], n, i
+    check_length("rows", rows.shape[1], d)
+    if count:
+        check_length("rates", rates.shape[0], count)
+    with nogil:
+        for n in range(count):
+            if rates[n] != 0.0:
+                for i in range(d):
+                    mean[i] += (rows[n, i] - mean[i]) * rates[n]
+
+
 def cosines(const float[:, ::1] prototypes, const double[::1] inverse_norms, const float[:] feature, double[::1] out):
     """Write the cosine of `feature` (d,) with each prototype (K, d) to `out` (K,). Return the first largest."""
     cdef int64_t classes = prototypes.shape[0], d = prototypes.shape[1], best, i

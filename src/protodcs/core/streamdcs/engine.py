@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...arrays import Feature
+from ...arrays import Feature, Floats
 from ...errors import InputError, UsageError
+from .._native import NativeStep
 from ..arena import Arena
 from ..base import Capabilities, FeatureMethod
 from ..decision import REASONS, Decision, Decisions
@@ -95,35 +96,44 @@ class StreamDCS(FeatureMethod):
         )
 
     def _observe_rows(self, rows: Feature, scores: bool) -> Decisions:
-        step = self._memory.native
-        if step is None or self._memory.is_reviewed:
+        if self._memory.native is None or self._memory.is_reviewed:
             return super()._observe_rows(rows, scores)
+        logits = np.empty((len(rows), len(self.classes)), np.float32) if scores else None
+        return self._run(self._memory.native, rows, logits, None)
+
+    def _observe_compared(self, rows: Feature) -> tuple[Decisions, Floats | None]:
+        if self._memory.native is None or self._memory.is_reviewed:
+            return super()._observe_compared(rows)
+        cosines = np.empty((len(rows), len(self.classes)))
+        return self._run(self._memory.native, rows, None, cosines), cosines
+
+    def _run(self, step: NativeStep, rows: Feature, logits: Feature | None, cosines: Floats | None) -> Decisions:
+        """Observe unit rows (N, d) in one call. Write logits and cosines (N, K) to the arrays that are given."""
         first, count, learns = self.sequence, len(rows), not self.frozen
-        known, reasons, best = np.empty(count, np.uint8), np.empty(count, np.int64), np.empty(count, np.int64)
-        numbers = np.empty((count, 5))
-        logits = np.empty((count, len(self.classes)), np.float32) if scores else None
+        known, reasons, best = np.empty(count, np.bool_), np.empty(count, np.int64), np.empty(count, np.int64)
+        p_unknown, openness, score, aleatoric, epistemic = numbers = np.empty((5, count))
+        trusted, cached, evolved, unsure = np.zeros((4, count), np.bool_)
         self._consistent = not learns
-        step.run(rows, learns, (known, best, reasons, numbers), logits)
+        step.run(rows, learns, (known.view(np.uint8), best, reasons, numbers), logits, cosines)
         self._consistent = True
-        p_unknown, openness, score, aleatoric, epistemic = numbers.T
-        no = np.zeros(count, np.bool_)
         columns = {
-            "known": known.astype(np.bool_),
+            "known": known,
             "index": best,
             "p_unknown": p_unknown,
             "openness": openness,
-            "openness_first": openness,
+            "openness_first": openness.copy(),
             "score": score,
             "aleatoric": aleatoric,
             "epistemic": epistemic,
-            "trusted": no,
-            "cached": no,
-            "evolved": no,
+            "trusted": trusted,
+            "cached": cached,
+            "evolved": evolved,
             "sequence": np.arange(first, first + count),
-            "unsure": no,
+            "unsure": unsure,
         }
-        columns = {name: column.copy() for name, column in columns.items()}
-        return Decisions.of_columns(columns, [(None, *REASONS)[code] for code in reasons], logits, self.classes)
+        return Decisions.of_columns(
+            columns, [(None, *REASONS)[code] for code in reasons.tolist()], logits, self.classes
+        )
 
     def explain(self, feature: NDArray[np.floating]) -> StreamDCSExplanation:
         """Return how each part would judge this feature, and why. Nothing changes."""
