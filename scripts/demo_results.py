@@ -130,14 +130,14 @@ def naming_rows(encoder, seeds):
         kinds = Counter(shown[place].kind for place in cluster["positions"])
         kind = kinds.most_common(1)[0][0]
         tried = samples.prototypes(cluster["id"], prototypes.unit, encoder.prototypes([kind])[0])
-        found = preview(ClassQuestion(engine, kind, tried, samples.positions[-500:], features[-500:]))
-        engine.add_class(kind, found.prototype)
+        prototype, facts = preview(ClassQuestion(engine, kind, tried, samples.positions[-500:], features[-500:]))
+        engine.add_class(kind, prototype)
         later = list(DemoStream(1200, unknown=0.3, seed=seed + 1000))
         decisions = engine.observe_many(encoder.encode(sample.image for sample in later))
         named = decisions.known & (decisions.index == len(KNOWN))
         new = np.array([sample.kind == kind for sample in later])
         purity = kinds[kind] / sum(kinds.values())
-        changed = f"{found.facts['would_change']}, {found.facts['known_today']}"
+        changed = f"{facts['would_change']}, {facts['known_today']}"
         yield (
             f"| {seed} | {kind} | {cluster['size']} | {purity:.0%} | {changed} | {named[new].mean():.1%} | "
             f"{named[~new].mean():.2%} |"

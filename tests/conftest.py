@@ -72,10 +72,19 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.get_closest_marker("ray") is None)
 
 
-def pytest_collection_finish():
-    """Leave the objects of all imports out of later garbage collections, which would take half a second each."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Import everything without garbage collections, and leave its objects out of later ones.
+
+    Garbage collections would take one or two seconds of the imports, and half a second each later.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """A small service in one process: workers over a store in memory, requests to them, and the engine they must equal."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 
 from conftest import random_stream
@@ -10,7 +10,7 @@ from protodcs import StreamDCS, StreamDCSConfig
 from protodcs.core.prototypes import Prototypes
 from protodcs.serve.cluster.forwarding import Forwarding
 from protodcs.serve.cluster.partitions import COUNT, PartitionMap
-from protodcs.serve.messages import Action, Reply, ReplyStatus, Request
+from protodcs.serve.messages import Action, Reply, ReplyStatus, Request, WorkerLostError
 from protodcs.serve.pipeline.queues import Queues
 from protodcs.serve.pipeline.steps import IN_MEMORY
 from protodcs.serve.settings import ServeConfig
@@ -41,11 +41,15 @@ SPEC = spec_of().pack()
 
 
 def acquired(spec, checkpoint=None, start=0, tail=(), epoch=1):
-    """A stream as a store gives it, after a checkpoint at `start` that contained all keys."""
+    """A stream as a store gives it, after a checkpoint at `start` that contained all keys.
+
+    The tail has None at each position that the record before covers too.
+    """
+    position, tail = start + len(tail), [data for data in tail if data is not None]
     if checkpoint is None:
-        return AcquiredStream(Fence(epoch), spec, None, start, list(tail))
+        return AcquiredStream(Fence(epoch), spec, None, start, position, tail)
     keys = [KeySegment(start, checkpoint.keys)] if checkpoint.keys else []
-    return AcquiredStream(Fence(epoch), spec, checkpoint.snapshot, start, list(tail), keys=keys)
+    return AcquiredStream(Fence(epoch), spec, checkpoint.snapshot, start, position, tail, keys=keys)
 
 
 def feature(number):
@@ -68,16 +72,31 @@ def settings(**changes):
 
 def placement_of(workers):
     """Where streams belong among these workers."""
-    return PartitionMap(workers, workers, [None] * COUNT)
+    return PartitionMap(tuple(sorted(workers)), tuple(sorted(workers)), (None,) * COUNT)
 
 
-def placement_finder(list_workers):
-    """What finds the placement among the workers that `list_workers` returns."""
+class MembershipOf:
+    """Where streams belong among the workers that `list_workers` returns. Each look has them listed again."""
 
-    async def find():
-        return placement_of(await list_workers())
+    def __init__(self, list_workers):
+        self._list_workers = list_workers
+        self._placement = placement_of(())
+        self._listing = None
 
-    return find
+    @property
+    def placement(self):
+        self.refresh()
+        return self._placement
+
+    def refresh(self):
+        if self._listing is None or self._listing.done():
+            self._listing = asyncio.create_task(self._list())
+
+    async def _list(self):
+        with suppress(WorkerLostError):
+            found = placement_of(await self._list_workers())
+            if found != self._placement:
+                self._placement = found
 
 
 def create(stream="s", spec=SPEC):
@@ -125,10 +144,10 @@ class CallsOf:
             yield number, [next(replies) for _ in group]
 
 
-def forwarding_queues(call, find_placement, config, name="front", pipeline=None):
+def forwarding_queues(call, list_workers, config, name="front", pipeline=None):
     """Return the queues of a process that sends its requests to others, and what sends them."""
     metrics = IngressMetrics(config.max_queued_requests)
-    forwarding = Forwarding(name, pipeline, CallsOf(call).call, find_placement, config, metrics)
+    forwarding = Forwarding(name, pipeline, CallsOf(call).call, MembershipOf(list_workers), config, metrics)
     return Queues(forwarding.begin, config, metrics), forwarding
 
 

@@ -7,11 +7,13 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from protodcs.errors import FencedError, HeldError, StoreError, UnknownStreamError
 from protodcs.serve.log.entries import LogEntry, LogLimits, LogPage, LogQuery, Purge, Range, marked
 from protodcs.serve.log.notices import Notice
 from protodcs.serve.settings import tenant_of
+from protodcs.serve.store.transaction import to_bytes, to_text
 from protodcs.serve.store.values import (
     AcquiredStream,
     Batch,
@@ -40,7 +42,8 @@ class _Stream:
     holder: tuple[str, str] | None = None
     snapshot: bytes | None = None
     start: int = 0
-    journal: list[bytes] = field(default_factory=list)
+    # Position, number of positions, and record.
+    journal: list[tuple[int, int, bytes]] = field(default_factory=list)
     keys: list[KeySegment] = field(default_factory=list)
     saved: dict[str, bytes] = field(default_factory=dict)
     created: float = field(default_factory=time.time)
@@ -51,12 +54,13 @@ class _Stream:
 
     @property
     def position(self) -> int:
-        return self.start + len(self.journal)
+        return self.start + sum(count for _, count, _ in self.journal)
 
 
 def _size(stream: _Stream) -> int:
     keys = [data for _, data in stream.keys]
-    return sum(map(len, [stream.spec, stream.snapshot or b"", *keys, *stream.journal, *stream.saved.values()]))
+    records = [record for *_, record in stream.journal]
+    return sum(map(len, [stream.spec, stream.snapshot or b"", *keys, *records, *stream.saved.values()]))
 
 
 class MemoryStore:
@@ -121,14 +125,14 @@ class MemoryStore:
         if self.leases.get(worker, ("", 0.0))[0] == incarnation:
             del self.leases[worker]
 
-    async def create(self, stream: str, spec: bytes, *shared: str, start: int = 0) -> bool:
+    async def create(self, stream: str, spec: bytes, *shared: str) -> bool:
         self._reach()
         if stream in self.content:
             return False
         if any(name not in self.shared for name in shared):
             raise StoreError(f"a shared blob of {shared} is missing: put it first")
         self._created += 1
-        self.content[stream] = _Stream(spec, shared, Fence(self.past, "nobody"), str(self._created), start=start)
+        self.content[stream] = _Stream(spec, shared, Fence(self.past, "nobody"), str(self._created))
         return True
 
     async def acquire(
@@ -155,7 +159,8 @@ class MemoryStore:
             found.spec,
             found.snapshot,
             found.start,
-            list(found.journal),
+            found.position,
+            [record for *_, record in found.journal],
             found.incarnation,
             found.created,
             list(found.keys),
@@ -184,14 +189,12 @@ class MemoryStore:
         return FencedError(f"{write.stream!r}: a write at position {write.position}, and the next is {found.position}")
 
     def _append(self, found: _Stream, batch: Batch) -> bool:
-        end, records = batch.position + len(batch.records), list(batch.records)
+        rows = list(batch.rows())
         if batch.position != found.position:
-            first = max(batch.position, found.start)
-            there = found.journal[first - found.start : max(0, end - found.start)]
-            return (
-                found.since <= batch.position and end <= found.position and there == records[first - batch.position :]
-            )
-        found.journal += records
+            there = [row for row in found.journal if batch.position <= row[0] < batch.end]
+            expected = [row for row in rows if row[0] >= found.start]
+            return found.since <= batch.position and batch.end <= found.position and there == expected
+        found.journal += rows
         found.summary = batch.summary
         found.notices += batch.notices
         self.all_notices += ((batch.stream, notice) for notice in batch.notices)
@@ -204,12 +207,14 @@ class MemoryStore:
             return found.covered_by == checkpoint.fence
         if checkpoint.position > found.position:
             return False
+        if checkpoint.position not in {*(at for at, *_ in found.journal), found.position}:
+            return False
         found.snapshot, found.covered_by = checkpoint.snapshot, checkpoint.fence
         first, last = checkpoint.kept_keys
         found.keys = [segment for segment in found.keys if first <= segment.position <= last]
         if checkpoint.keys:
             found.keys.append(KeySegment(checkpoint.position, checkpoint.keys))
-        del found.journal[: checkpoint.position - found.start]
+        found.journal = [row for row in found.journal if row[0] >= checkpoint.position]
         found.start = checkpoint.position
         return True
 
@@ -233,13 +238,7 @@ class MemoryStore:
         found = self.content.get(stream)
         if found is None:
             raise UnknownStreamError(f"there is no stream {stream!r}")
-        holder, size = self._holder(found), _size(found)
-        return Described(found.spec, found.fence.epoch, holder, found.position, found.start, size, found.incarnation)
-
-    async def streams(self):
-        self._reach()
-        for stream in list(self.content):
-            yield stream
+        return Described(found.spec, found.incarnation)
 
     async def list_streams(self, tenant: str, after: str | None, limit: int) -> list[ListedStream]:
         self._reach()
@@ -381,6 +380,41 @@ class MemoryStore:
 
     async def close(self) -> None:
         pass
+
+
+async def stored_ids(store) -> list[str]:
+    """Return the ids of all streams of a store of any kind."""
+    if isinstance(store, MemoryStore):
+        return sorted(store.content)
+    return sorted(to_text(stream) for (stream,) in await store._ask("SELECT id FROM streams"))
+
+
+class StoredStream(NamedTuple):
+    """What a store holds of a stream: who acquired it last and lives, where it ends, and its bytes."""
+
+    spec: bytes
+    epoch: int
+    worker: str | None
+    start: int
+    position: int
+    size: int
+    incarnation: str
+
+
+async def stored_stream(store, stream: str) -> StoredStream:
+    """Return what a store of any kind holds of a stream."""
+    spec, incarnation = await store.describe(stream)
+    if isinstance(store, MemoryStore):
+        found = store.content[stream]
+        place = found.fence.epoch, store._holder(found), found.start, found.position, _size(found)
+        return StoredStream(spec, *place, incarnation)
+    ((epoch, worker, start, position, size),) = await store._ask(
+        "SELECT epoch, (SELECT worker FROM leases WHERE leases.worker = streams.worker "
+        "AND leases.incarnation = streams.incarnation AND until > lease_clock()), "
+        "start, finish, state_bytes + journal_bytes FROM streams WHERE id = ?",
+        to_bytes(stream),
+    )
+    return StoredStream(spec, epoch, worker and to_text(worker), start, position, size, incarnation)
 
 
 def _matches(query, entry):

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from memory_store import MemoryStore
+from memory_store import MemoryStore, stored_ids, stored_stream
 from protodcs.errors import FencedError, UnknownStreamError
 from protodcs.serve.settings import tenant_of
 from protodcs.serve.store.base import Store
@@ -104,20 +104,21 @@ class _Stream:
         self.snapshot: bytes | None = None
         self.keys: dict[int, bytes] = {}
         self.start = 0
-        self.journal: list[bytes] = []
+        # At the position of each record, how many positions it covers, and the record.
+        self.journal: dict[int, tuple[int, bytes]] = {}
         self.saved: dict[str, bytes] = {}
         self.fence = Fence(0)
         self.held = False
 
     @property
     def position(self) -> int:
-        return self.start + len(self.journal)
+        return self.start + sum(count for count, _ in self.journal.values())
 
     def do(self, write: Batch | Checkpoint) -> None:
         if isinstance(write, Batch):
-            self.journal += write.records
+            self.journal |= {at: (count, record) for at, count, record in write.rows()}
         else:
-            del self.journal[: write.position - self.start]
+            self.journal = {at: row for at, row in self.journal.items() if at >= write.position}
             self.start, self.snapshot = write.position, write.snapshot
             first, last = write.kept_keys
             self.keys = {at: data for at, data in self.keys.items() if first <= at <= last}
@@ -164,7 +165,7 @@ class StoreMachine(RuleBasedStateMachine):
         if stream not in self.model:
             self.model[stream] = _Stream(spec)
             # A stream may begin with any epoch that was not there before.
-            self.model[stream].fence = Fence(self.now(self.store.describe(stream)).epoch)
+            self.model[stream].fence = Fence(self.now(stored_stream(self.store, stream)).epoch)
 
     @rule(stream=IDS)
     def acquire(self, stream: str) -> None:
@@ -176,7 +177,8 @@ class StoreMachine(RuleBasedStateMachine):
         held = self.now(self.store.acquire(stream, "one", "1"))
         assert held.epoch > known.fence.epoch
         assert (held.spec, held.snapshot, held.start) == (known.spec, known.snapshot, known.start)
-        assert held.tail == known.journal
+        assert held.tail == [record for _, record in known.journal.values()]
+        assert held.position == known.position
         assert list(held.keys) == sorted(known.keys.items())
         known.fence, known.held = held.fence, True
         self.last = [], []
@@ -192,13 +194,14 @@ class StoreMachine(RuleBasedStateMachine):
             stale.append(data.draw(st.booleans(), label="stale"))
             fence = older(known.fence, stale[-1])
             if data.draw(st.booleans(), label="checkpoint"):
-                position = data.draw(st.integers(known.start, known.position), label="position")
+                position = data.draw(st.sampled_from([*known.journal, known.position]), label="position")
                 keys = data.draw(BYTES, label="keys")
                 kept = data.draw(st.integers(0, position)), data.draw(st.integers(-1, position - 1))
                 writes.append(Checkpoint(stream, fence, position, data.draw(BYTES), keys, kept))
             else:
                 records = data.draw(st.lists(BYTES, min_size=1, max_size=4))
-                writes.append(Batch(stream, fence, known.position, records))
+                positions = [data.draw(st.integers(1, 3)) for _ in records] if data.draw(st.booleans()) else ()
+                writes.append(Batch(stream, fence, known.position, records, positions=positions))
             if not stale[-1]:
                 known.do(writes[-1])
         self.last = writes, stale
@@ -250,9 +253,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), stale=st.booleans())
     def release(self, data: st.DataObject, stale: bool) -> None:
         stream = data.draw(self._held())
-        before = self.now(self.store.describe(stream))
+        before = self.now(stored_stream(self.store, stream))
         self.now(self.store.release(stream, older(self.model[stream].fence, stale)))
-        after = self.now(self.store.describe(stream))
+        after = self.now(stored_stream(self.store, stream))
         assert after.worker == (before.worker if stale else None)
         # Who released a stream may still write to it, until someone acquires it.
 
@@ -261,19 +264,16 @@ class StoreMachine(RuleBasedStateMachine):
         self.now(self.store.close())
         self.open()
         for stream, known in self.model.items():
-            epoch = self.now(self.store.describe(stream)).epoch
+            epoch = self.now(stored_stream(self.store, stream)).epoch
             assert epoch >= known.fence.epoch
             if epoch > known.fence.epoch:  # Who held it before is fenced.
                 known.fence, known.held, self.last = Fence(epoch), False, ([], [])
 
     @invariant()
     def everything_is_as_it_should_be(self) -> None:
-        async def listed() -> list[str]:
-            return sorted([stream async for stream in self.store.streams()])
-
-        assert self.now(listed()) == sorted(self.model)
+        assert self.now(stored_ids(self.store)) == sorted(self.model)
         for stream, known in self.model.items():
-            found = self.now(self.store.describe(stream))
+            found = self.now(stored_stream(self.store, stream))
             assert (found.spec, found.epoch) == (known.spec, known.fence.epoch)
             assert (found.start, found.position) == (known.start, known.position)
             assert self.now(self.store.saved_snapshots(stream)) == list(known.saved)
@@ -284,7 +284,8 @@ class StoreMachine(RuleBasedStateMachine):
     def check_usage(self) -> None:
         expected: Counter[str] = Counter()
         for stream, known in self.model.items():
-            parts = [known.spec, known.snapshot or b"", *known.keys.values(), *known.journal, *known.saved.values()]
+            records = [record for _, record in known.journal.values()]
+            parts = [known.spec, known.snapshot or b"", *known.keys.values(), *records, *known.saved.values()]
             expected[tenant_of(stream)] += sum(map(len, parts))
         for tenant in {tenant_of(stream) for stream in self.model}:
             expected[tenant] += len(b"blob")

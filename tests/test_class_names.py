@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -116,7 +117,7 @@ async def test_a_class_that_cannot_be_added_is_not_encoded():
 async def test_a_long_list_is_encoded_in_chunks_and_gives_the_same_prototypes():
     encoder = CountingEncoding()
     names = [f"class {number}" for number in range(3 * CHUNK + 1)]
-    fingerprint, packed = await ClassNameEncoder(encoder.prototypes, settings()).prototypes("", names)
+    fingerprint, packed = await ClassNameEncoder(encoder, settings()).prototypes("", names)
     assert [len(part) for part in encoder.lists] == [CHUNK, CHUNK, CHUNK, 1]
     whole = Prototypes(rows_of(names))
     assert np.array_equal(unpack_prototypes(packed).unit, whole.unit)
@@ -125,7 +126,7 @@ async def test_a_long_list_is_encoded_in_chunks_and_gives_the_same_prototypes():
 
 async def test_tenants_take_turns_whatever_one_of_them_asks_for():
     encoder = CountingEncoding(seconds=1.0)
-    names = ClassNameEncoder(encoder.prototypes, settings(class_encoding_timeout=600))
+    names = ClassNameEncoder(encoder, settings(class_encoding_timeout=600))
     long = [f"class {number}" for number in range(20 * CHUNK)]
     flood = [asyncio.create_task(names.prototypes("flood", long))]
     flood += [asyncio.create_task(names.prototypes("flood", [f"one {number}"])) for number in range(100)]
@@ -150,7 +151,7 @@ async def test_one_call_for_each_encoder_is_under_way():
         under_way -= 1
         return "", b""
 
-    names = ClassNameEncoder(encode, settings(), calls=2)
+    names = ClassNameEncoder(SimpleNamespace(prototypes=encode, calls=2), settings())
     await asyncio.gather(*(names.prototypes(f"tenant-{number}", ["owl"]) for number in range(9)))
     assert most == 2
 
@@ -194,7 +195,9 @@ async def test_a_failed_or_late_list_leaves_no_name_in_the_queue():
         await asyncio.Event().wait()
 
     config = settings(class_encoding_timeout=5)
-    failing, slow = ClassNameEncoder(encode, config), ClassNameEncoder(never, config)
+    failing, slow = (
+        ClassNameEncoder(SimpleNamespace(prototypes=prototypes, calls=1), config) for prototypes in (encode, never)
+    )
     for _ in range(3):
         with pytest.raises(ConnectionError):
             await failing.prototypes("acme", NAMES)

@@ -9,8 +9,8 @@ from made_service import create, done, observe, settings
 from protodcs.serve.log.entries import LogEntry, LogLimits, LogQuery
 from protodcs.serve.store.sqlite import SqliteStore
 from protodcs.serve.store.values import Batch
-from protodcs.serve.workers import decision_log, steady_clock
-from protodcs.serve.workers.steady_clock import STEADY_SECONDS, SteadyClock
+from protodcs.serve.workers import decision_log
+from protodcs.serve.workers.decision_log import STEADY_SECONDS, SteadyClock
 from protodcs.serve.workers.worker import Worker
 from test_idempotency import cache_of, found, record
 from test_sqlite_store import created
@@ -125,7 +125,7 @@ async def test_a_clock_that_is_32_days_ahead_for_a_while_deletes_no_log(tmp_path
     await done(worker, observe(6))
     assert await positions(store) == list(range(7))
     # The same, if the clock needs no time to be trusted.
-    monkeypatch.setattr(steady_clock, "STEADY_SECONDS", 0.0)
+    monkeypatch.setattr(decision_log, "STEADY_SECONDS", 0.0)
     stepped.append(32 * DAY)
     await store.wait_for_rounds(5)
     assert len(await positions(store)) < 5

@@ -16,7 +16,7 @@ from protodcs.serve.settings import ServeConfig
 from service.postgres import PostgresServer, shared_postgres
 
 LEASE = 1.0
-NOBODY = [None] * COUNT
+NOBODY = (None,) * COUNT
 
 
 # Partitions.
@@ -52,6 +52,7 @@ def test_a_stream_belongs_to_its_live_owner_and_else_to_the_process_that_should_
     other = {"a": "b", "b": "a"}[best]
     owners = [*NOBODY]
     owners[partition_of(stream)] = other
+    owners = tuple(owners)
     assert PartitionMap(("a", "b"), ("a", "b"), owners).first(stream) == other
     assert PartitionMap((best,), (best,), owners).first(stream) == best
     assert PartitionMap(("a", "b"), ("a", "b"), owners).order(stream) == [other, best]
@@ -62,11 +63,12 @@ def test_a_stream_belongs_to_its_live_owner_and_else_to_the_process_that_should_
 
 
 class Owner:
-    """The worker of a process, without streams: what it was told."""
+    """The worker of a process, and its streams, of which there are none: what it was told."""
 
     def __init__(self, name, incarnation="1"):
         self.name = name
         self.incarnation = incarnation
+        self.streams = self
         self.placement = None
         self.unloads = 0
         self.hold = None
@@ -113,6 +115,13 @@ async def settled(*processes, seconds=180.0):
     while not all(found.placement.owners == best_owners(names) for found in processes):
         assert time.monotonic() < end, [Counter(found.placement.owners) for found in processes]
         await asyncio.sleep(0.02)
+
+
+async def refreshed(found):
+    """Return where streams belong after a process has asked the database again."""
+    found.refresh()
+    await found._reading
+    return found.placement
 
 
 async def close(*processes):
@@ -200,7 +209,8 @@ async def test_a_process_whose_row_was_lost_goes_on(url):
     one, two = await process(url, "one"), await process(url, "two")
     await settled(one, two)
     # As a crash of the database may lose it, or as others forget a machine that slept.
-    await one._use(lambda connection: connection.execute("DELETE FROM processes WHERE name = 'one'"))
+    async with one._connected() as connection:
+        await connection.execute("DELETE FROM processes WHERE name = 'one'")
     await one._beat()
     assert not one.ended.done()
     await two._beat()
@@ -219,7 +229,7 @@ async def test_nothing_is_accepted_for_partitions_that_move_and_requests_do_not_
     moving = dict(one._moving)
     assert 0 < len(moving) <= memberships._BATCH
     one._read = 0.0
-    placement = await one.find_placement()
+    placement = await refreshed(one)
     assert all(placement.first(_in(number)) == "two" for number in moving)
     assert all(one._owner.placement.first(_in(number)) == "two" for number in moving)
     one._owner.hold.set()
@@ -245,7 +255,7 @@ async def test_processes_go_on_after_the_database_was_killed():
         with pytest.raises(StoreError, match="does not answer"):
             await one._beat()
         # Requests are still sent where they were.
-        placement = await one.find_placement()
+        placement = await refreshed(one)
         assert set(placement.owners) == {"one", "two"}
         await asyncio.to_thread(server.start)
         three = await process(server.url, "three")

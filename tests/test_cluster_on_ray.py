@@ -53,7 +53,7 @@ class Observer(threading.Thread):
                 stream = client.stream(self._stream)
                 for feature in itertools.cycle(FEATURES):
                     # With a pause, because a process that starts needs the cores.
-                    if self.stopped.wait(0.1):
+                    if self.stopped.wait(0.2):
                         return
                     self.seen.append(stream.observe(feature))
         except ProtoDCSError as problem:
@@ -110,7 +110,8 @@ def check(urls, started):
             again = run_status()
             if again["process-1"]["serving"] and again["process-1"]["pid"] != pid:
                 break
-            time.sleep(0.1)
+            # The process needs the cores to start, and each look at it is a command.
+            time.sleep(1)
         assert again["process-1"]["restarts"] == 1
         assert again["process-0"]["pid"] == started["process-0"]["pid"]
         # Those of the process that was killed too.

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from made_service import ROWS
+from memory_store import stored_ids
 from protodcs import Client
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store import open_store
@@ -109,7 +110,7 @@ async def final_streams(service):
     store = await open_store(ServeConfig(**service.settings))
     try:
         found = {}
-        async for stream in store.streams():
+        for stream in await stored_ids(store):
             held = await store.acquire(stream, "reader", "reader")
             prototypes = await stored_prototypes(store, StreamSpec.unpack(held.spec))
             first = replace(held, snapshot=None, start=0, tail=[])

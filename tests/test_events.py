@@ -74,7 +74,7 @@ async def following(client, path="/v1/streams/s/events", **more):
 async def listening(service, **headers):
     """A service behind real HTTP in this event loop, with a stream "s", and a client."""
     committed = service.api.state.services.feeds.committed
-    service.worker.on_commit(lambda stream, position, noticed: committed(stream, position))
+    service.worker.changes.on_commit = lambda stream, position, noticed: committed(stream, position)
     await service.worker.start()
     server = uvicorn.Server(uvicorn.Config(service.api, port=0, log_level="critical", ws="none", lifespan="off"))
     serving = asyncio.create_task(server.serve())
@@ -185,6 +185,23 @@ async def test_who_follows_all_streams_misses_nothing_while_another_client_joins
             async with following(client):
                 await observed(client, 1)
                 assert [data["position"] for *_, data in await events.decisions(2)] == [0, 1]
+
+
+async def test_who_follows_all_streams_of_a_cluster_gets_all_pages_of_one_that_another_client_joins(monkeypatch):
+    monkeypatch.setattr(feeds, "_PAGE", 2)
+    monkeypatch.setattr(feeds, "_LIST_SECONDS", 600)
+    service = Service(event_poll_seconds=0.05)
+    async with asyncio.timeout(600), listening(service) as client:
+        # Another process has the stream.
+        service.worker.changes.on_commit = lambda *_: None
+        await created(client)
+        async with following(client, "/v1/events") as events:
+            await observed(client, *range(7))
+            async with following(client) as joined:
+                assert [data["position"] for *_, data in await events.decisions(7)] == list(range(7))
+                await observed(client, 7)
+                for one in (events, joined):
+                    assert [data["position"] for *_, data in await one.decisions(1)] == [7]
 
 
 async def test_statistics_count_the_decisions_of_a_second_at_most():

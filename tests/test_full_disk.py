@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from conftest import random_stream
+from memory_store import stored_ids
 from ports import free_port
 from protodcs import Client
 from protodcs.errors import StoreError
@@ -77,7 +78,7 @@ async def test_many_deletions_in_a_row_on_a_full_disk_need_one_reserve(disk_of_2
     for name in fences:
         held = await store.acquire(name, "me", "2")
         await store.delete(name, held.fence)
-    assert [name async for name in store.streams()] == []
+    assert await stored_ids(store) == []
     await store.close()
 
 

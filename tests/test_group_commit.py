@@ -56,7 +56,7 @@ async def until(condition):
 
 
 def journal_bytes(store, stream="s"):
-    return sum(map(len, store.content[stream].journal))
+    return sum(len(record) for *_, record in store.content[stream].journal)
 
 
 # Groups.

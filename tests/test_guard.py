@@ -1,5 +1,6 @@
 """Guards: when they fire, what they say, that they load bit-exact, and what they hold against streams that poison."""
 
+import itertools
 import math
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from conftest import clusters, random_stream, unit
 from made_service import LIMITS, PROTOTYPES, acquired, ask, create, done, spec_of, started
 from protodcs import ProtoDCS, ProtoDCSConfig, Prototypes, StreamDCS, StreamDCSConfig
 from protodcs.core.decision import Decision
+from protodcs.core.validation import check_features
 from protodcs.errors import ConfigError, StateVersionError, StoreError
 from protodcs.serve.guard import Guard, GuardAction, GuardSettings
 from protodcs.serve.messages import Action as Ask
@@ -107,6 +109,26 @@ def test_answers_that_the_shadow_was_not_sure_of_may_be_others():
         feature = unit(sample(0, 0.5, number) + sample(1, 0.5, number)).astype(np.float32)
         assert watcher.watch(feature, said(number % 2), engine, number) is None
     assert watcher.status()["last_window"]["differing"] == 0.5
+
+
+@pytest.mark.parametrize(("classes", "width"), [(7, 32), (40, 70), (3, 1)])
+@pytest.mark.parametrize("method", [StreamDCS, ProtoDCS])
+def test_samples_are_watched_together_as_one_by_one_to_the_bit(method, classes, width):
+    prototypes, features, _ = random_stream(classes, width, samples=400)
+    never = {"disagreement": 1, "rejection": 1, "duplicate_threshold": 1, "mixture_separation": 1e6, "text_drift": 2}
+    alone, together = (Guard(GuardSettings(window=40, **never), Prototypes(prototypes), 0.01) for _ in range(2))
+    single, many = method(prototypes), method(prototypes)
+    sizes, seen = itertools.cycle([1, 2, 7, 16, 40]), 0
+    while seen < len(features):
+        rows = check_features(features[seen : seen + min(next(sizes), together.room)], width)
+        for position, feature in enumerate(features[seen : seen + len(rows)], seen):
+            decision = single.observe(feature)
+            assert alone.watch(single.latest, decision, single, position) is None
+        decisions, cosines = many.observe_unit(rows)
+        seen += len(rows)
+        assert together.watch_many(rows, decisions, cosines, many, seen - 1) is None
+        assert together.pack() == alone.pack()
+    assert together.windows == 10
 
 
 def test_the_status_shows_the_warning_of_the_engine_and_no_guard_fires_for_it():

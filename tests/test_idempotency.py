@@ -1,7 +1,5 @@
 """A retry is recognised by its key, gets the first answer, and is never applied again."""
 
-import struct
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -206,15 +204,3 @@ def test_a_long_stream_writes_few_keys_at_a_time_and_has_few_segments(each, seco
     again = disk.load(limits)
     assert list(again._entries.items()) == list(cache._entries.items())
     assert len(again._entries) == min(1000 * seconds + 1, count)
-
-
-def test_keys_of_a_snapshot_of_version_5_are_found():
-    cache = cache_of((record(position, time=1000 * position) for position in range(6)), answers=6)
-    keys = cache.unstored_keys()[0][:-4]
-    packed = cache.pack()[: -struct.calcsize("<QQQ")]
-    earlier = cache_of([], answers=6)
-    earlier.load(packed[:12] + struct.pack("<I", 6) + packed[16:] + keys)
-    assert [found(earlier, f"key-{position}") for position in range(7)] == [*range(6), None]
-    cache_of([]).load(cache_of([]).pack()[:16])
-    # The first checkpoint stores them all.
-    assert earlier.unstored_keys() == cache.unstored_keys()

@@ -31,9 +31,9 @@ class Camera:
             left -= 1
             feature = self._mean + self._random.normal(size=len(self._mean)) + fog * np.eye(len(self._mean))[0]
             unit = (feature / np.linalg.norm(feature)).astype(np.float32)
-            begun = self.latest.add(unknown, reason, unit)
-            if begun is not None:
-                self.begun.append((self.seen, begun["warning"]))
+            self.begun += [
+                (self.seen, begun["warning"]) for _, begun in self.latest.add([unknown], [reason], unit[None])
+            ]
             self.seen += 1
         return self.latest.warning
 

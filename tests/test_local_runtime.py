@@ -351,8 +351,7 @@ def test_a_failed_disk_ends_the_service(tmp_path):
 )
 def test_headers_that_never_end_close_the_connection(tmp_path, start):
     hurried = (
-        "from protodcs.serve.runtime import service; service._HEADER_SECONDS = 1.0\n"
-        "from protodcs.cli import app; app()\n"
+        "from protodcs.serve.runtime import server; server._HEADER_SECONDS = 1.0\nfrom protodcs.cli import app; app()\n"
     )
     service = local(tmp_path)
     service.program = [sys.executable, "-W", "ignore", "-c", hurried]

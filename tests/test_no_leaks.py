@@ -84,7 +84,7 @@ class Rig:
         (limits,) = [one.kwargs["limits"] for one in self.service.api.user_middleware if "limits" in one.kwargs]
         return {
             "in progress": limits.in_progress.total(),
-            "body bytes": limits._held.total(),
+            "body bytes": limits.held,
             "streams that are being created": sum(count.reserved for count in limits._stream_counts.values()),
             "queued requests": (queues.waiting, dict(queues._waiting_of)),
             "images": len(self.encoding.together._waiting),

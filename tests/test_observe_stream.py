@@ -176,7 +176,7 @@ async def test_rows_that_are_not_answered_count_as_bodies_in_progress():
         on.set()
         (last,) = answers(await waiting)
         assert last["position"] == 40
-        assert service.api.state.services.limits._held.total() == 0
+        assert service.api.state.services.limits.held == 0
 
 
 async def posted_slowly(service, content):
@@ -232,9 +232,9 @@ async def test_answers_come_while_rows_are_still_sent_and_a_sender_that_is_too_f
         service.store.gate.set()
         # Rows that were under way end after their request, and are forgotten once. Requests wake the service.
         limits = service.api.state.services.limits
-        while limits.in_progress.total() or limits._held.total() > 0:
+        while limits.in_progress.total() or limits.held > 0:
             httpx.get(f"{url}/v1/ready")
-        assert limits._held.total() == 0
+        assert limits.held == 0
 
 
 async def test_without_answers_the_rows_are_sent_again_and_none_is_observed_twice():

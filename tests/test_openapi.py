@@ -4,10 +4,10 @@ Schemathesis makes the requests. The application runs in its event loop, with a 
 """
 
 import os
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from functools import partial
 
 import numpy as np
+import pytest
 import schemathesis
 from hypothesis import settings
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
@@ -27,28 +27,40 @@ RANDOM = settings(max_examples=int(os.environ.get("PROTODCS_OPENAPI_EXAMPLES", 5
 
 
 class Living:
-    """An application that begins and ends with the event loop it is served in, with a stream "s"."""
+    """An application in the event loop it is served in: a service for each operation, with a stream "s"."""
 
     def __init__(self, make, create):
         self._make = make
         self._create = create
+        self._service = self._serves = None
+        # The operation that is tried. A change of it starts a new service.
+        self.operation = None
 
     async def __call__(self, scope, receive, send):
         if scope["type"] != "lifespan":
+            if self._serves != self.operation:
+                await self._restart()
             # Schemathesis calls it "testserver", which a service without keys refuses.
             headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
             local = {"server": ("127.0.0.1", 80), "headers": [*headers, (b"host", b"127.0.0.1")]}
             await self._service.api({**scope, **local}, receive, send)
             return
         await receive()
-        self._service = self._make()
-        await self._service.worker.start()
-        assert (await self._create(self._service)).status_code == 201
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        await self._service.client.aclose()
-        await self._service.worker.close()
+        await self._stop()
         await send({"type": "lifespan.shutdown.complete"})
+
+    async def _restart(self):
+        await self._stop()
+        self._service, self._serves = self._make(), self.operation
+        await self._service.worker.start()
+        assert (await self._create(self._service)).status_code == 201
+
+    async def _stop(self):
+        if self._service is not None:
+            await self._service.client.aclose()
+            await self._service.worker.close()
 
 
 class Naming(FakeEncoding):
@@ -72,27 +84,33 @@ def described(make, create):
     # Random bodies may be too large.
     rejection = schema.config.checks.negative_data_rejection
     rejection.expected_statuses = [*rejection.expected_statuses, "413"]
-    # Events never end.
-    return schema.exclude(path_regex="/events$")
+    return schema
 
 
-FOLDER = TemporaryDirectory()
+# These are fixtures because every worker of pytest imports this file, but few run its tests.
+@pytest.fixture
+def without_keys(request, tmp_path):
+    request.node._nodeid = request.node.nodeid  # schemathesis reads it, and pytest 9.2 has no such attribute any more
+    return described(lambda: Service(Naming(), audit=str(tmp_path / "audit")), Service.create)
 
 
-def open_service():
-    return Service(Naming(), audit=f"{FOLDER.name}/audit")
-
-
-def keyed_service():
-    return Guarded(Path(FOLDER.name), Naming(), rate=1e6, burst=1_000_000)
+@pytest.fixture
+def with_keys(request, tmp_path):
+    request.node._nodeid = request.node.nodeid
+    make = partial(Guarded, tmp_path, Naming(), rate=1e6, burst=1_000_000)
+    schema = described(make, lambda service: service.made("operator admin"))
+    # Constraints do not depend on keys.
+    schema.config.phases.coverage.enabled = False
+    return schema
 
 
 # An operator may do everything.
 KEY = {"Authorization": f"Bearer {made_keys()[2]['operator admin']}"}
-without_keys = described(open_service, Service.create)
-with_keys = described(keyed_service, lambda service: service.made("operator admin"))
-# Constraints do not depend on keys.
-with_keys.config.phases.coverage.enabled = False
+
+
+def operations(fixture):
+    """The operations of a description, which is made when a test needs it. Those of events never end."""
+    return schemathesis.pytest.from_fixture(fixture).exclude(path_regex="/events$")
 
 
 def on_known_stream(case):
@@ -107,18 +125,19 @@ def check(case, excluded, **more):
     """The answer is as described, for a stream of any name and for one that is there."""
     # The usual limit of ten seconds is too short on a loaded machine.
     more["timeout"] = 300
+    case.operation.app.operation = case.operation.label
     case.call_and_validate(excluded_checks=excluded, **more)
     if on_known_stream(case):
         case.call_and_validate(excluded_checks=excluded, **more)
 
 
-@without_keys.parametrize()
+@operations("without_keys").parametrize()
 @RANDOM
 def test_answers_are_as_described(case):
     check(case, BEYOND_SCHEMAS)
 
 
-@with_keys.parametrize()
+@operations("with_keys").parametrize()
 @RANDOM
 def test_answers_to_a_key_are_as_described(case):
     check(case, BEYOND_KEYS, headers=KEY)

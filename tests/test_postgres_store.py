@@ -10,13 +10,14 @@ from contextlib import asynccontextmanager
 import psycopg
 import pytest
 
+from memory_store import stored_ids, stored_stream
 from protodcs.errors import ConfigError, FencedError, HeldError, StoreError
 from protodcs.serve.log.entries import LogEntry, LogLimits, LogQuery
 from protodcs.serve.log.notices import Notice
 from protodcs.serve.settings import ServeConfig
 from protodcs.serve.store import open_store, postgres, schema
 from protodcs.serve.store.postgres import PostgresStore
-from protodcs.serve.store.values import Batch, Checkpoint
+from protodcs.serve.store.values import Batch
 from service.postgres import PostgresServer, shared_postgres
 from store_contract import BLOB, begun
 
@@ -51,7 +52,7 @@ async def created(store, stream="s"):
 async def records_of(store):
     """Return all records of each stream; the snapshots of these tests hold the records that they cover."""
     found = {}
-    async for stream in store.streams():
+    for stream in await stored_ids(store):
         held = await store.acquire(stream, "reader", "1")
         covered = (held.snapshot or b"").split()
         assert held.start == len(covered)
@@ -215,54 +216,30 @@ async def test_processes_that_start_at_once_create_the_tables_once(url):
     stores = [PostgresStore(url) for _ in range(5)]
     await asyncio.gather(*(store.prepare() for store in stores))
     await created(stores[0])
-    assert [(await store.describe("s")).position for store in stores] == [0] * 5
+    assert [(await stored_stream(store, "s")).position for store in stores] == [0] * 5
     for store in stores:
         await store.close()
 
 
-def next_layout(**changes):
-    """A migration that a later version may have."""
-    return schema.Migration(schema.LAYOUT + 1, "", "ALTER TABLE streams ADD COLUMN note TEXT", **changes)
-
-
-@pytest.mark.parametrize("breaks", [False, True])
-async def test_a_process_of_the_version_before_goes_on_unless_the_migration_breaks_it(url, monkeypatch, breaks):
-    async with opened(url) as before:
-        fence = await created(before)
-        assert await before.commit([Batch("s", fence, 0, [b"0"])]) == [None]
-        with monkeypatch.context() as later:
-            later.setattr(postgres, "MIGRATIONS", [*schema.MIGRATIONS, next_layout(breaks=breaks)])
-            later.setattr(postgres, "LAYOUT", schema.LAYOUT + 1)
-            for _ in range(2):
-                async with opened(url) as after:
-                    assert (await after.describe("s")).position == 1
-                    assert await after._ask("SELECT note FROM streams") == [(None,)]
-        assert await before.commit([Batch("s", fence, 1, [b"1"]), Checkpoint("s", fence, 2, b"0 1")]) == [None] * 2
-        held = await before.acquire("s", "one", "1")
-        assert (held.snapshot, held.start) == (b"0 1", 2)
-        # One that starts later sees the new tables.
-        if breaks:
-            newer = f"has layout {schema.LAYOUT + 1}, and this one reads {schema.LAYOUT}"
-            with pytest.raises(StoreError, match=newer):
-                await refused(url)
-        else:
-            async with opened(url) as another:
-                assert (await another.describe("s")).position == 2
-
-
-async def test_a_migration_that_fails_leaves_everything_as_it_was(url, monkeypatch):
+async def test_a_database_in_another_layout_is_left_alone(url):
     async with opened(url) as store:
         await created(store)
-        broken = schema.Migration(schema.LAYOUT + 1, "", "ALTER TABLE streams ADD COLUMN note TEXT; SELECT nothing")
-        with monkeypatch.context() as later:
-            later.setattr(postgres, "MIGRATIONS", [*schema.MIGRATIONS, broken])
-            with pytest.raises(StoreError, match="nothing"):
-                await refused(url)
-        assert await store._ask("SELECT number FROM layout") == [(schema.LAYOUT,)]
-        with pytest.raises(StoreError, match="note"):
-            await store._ask("SELECT note FROM streams")
-        async with opened(url) as again:
-            assert (await again.describe("s")).position == 0
+    shared_postgres().sql("UPDATE layout SET number = 99", url)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=f"has layout 99, and this one reads {schema.LAYOUT}. Nothing is lost"):
+            await refused(url)
+    shared_postgres().sql(f"UPDATE layout SET number = {schema.LAYOUT}", url)
+    async with opened(url) as store:
+        assert (await stored_stream(store, "s")).position == 0
+
+
+async def test_a_start_that_fails_creates_no_table(url, monkeypatch):
+    with monkeypatch.context() as broken:
+        broken.setattr(postgres, "POSTGRES", f"{schema.POSTGRES}; SELECT nothing")
+        with pytest.raises(StoreError, match="nothing"):
+            await refused(url)
+    async with opened(url) as store:
+        await created(store)
 
 
 # Addresses and settings.
@@ -440,4 +417,13 @@ async def test_a_cancelled_call_leaves_the_store_usable(url):
             call.cancel()
             await asyncio.wait([call])
         assert await store.commit([Batch("s", fence, 0, [bytes(1 << 20)])]) == [None]
-        assert (await store.describe("s")).position == 1
+        assert (await stored_stream(store, "s")).position == 1
+
+
+async def test_a_server_to_which_no_connection_comes_about_in_time_is_a_store_error(monkeypatch):
+    async def never(*_, **__):
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(psycopg.AsyncConnection, "connect", never)
+    with pytest.raises(StoreError, match="no connection within"):
+        await PostgresStore("postgresql://user:secret@127.0.0.1/none", timeout=0.05).prepare()

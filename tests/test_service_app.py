@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 import made_service
 from made_service import FEATURES, PROTOTYPES, ROWS, SHARED, engine_of, feature, learned
-from memory_store import MemoryStore
+from memory_store import MemoryStore, stored_ids
 from protodcs import StreamDCS
 from protodcs.errors import ImageError
 from protodcs.serve.access.problems import TYPES
@@ -97,7 +97,7 @@ class Service:
 
     async def streams(self):
         """The ids of all streams."""
-        return sorted([stream async for stream in self.store.streams()])
+        return await stored_ids(self.store)
 
     async def post(self, path, content=None, headers=None, **more):
         return await self.client.post(f"/v1/streams/{path}", content=content, headers=headers, **more)

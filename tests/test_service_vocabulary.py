@@ -329,7 +329,7 @@ async def test_a_stream_that_cannot_be_loaded_takes_a_state_with_its_vocabulary(
         await done(worker, *(observe(number, "a") for number in range(5)))
         (exported,) = await done(worker, ask(Action.EXPORT, stream="a"))
         await worker.drain(STOPPING)
-    store.content["a"].journal[0] = b"damaged"
+    store.content["a"].journal[0] = (0, 1, b"damaged")
     store.content["a"].snapshot = None
     async with with_vocabulary(store) as worker:
         assert (await one(worker, observe(9, "a"))).status is ReplyStatus.CONFLICT

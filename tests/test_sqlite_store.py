@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from memory_store import stored_ids
 from power_loss import PowerLoss
 from protodcs.errors import FencedError, InputError, StoreError
 from protodcs.serve.log.entries import LogQuery
@@ -29,7 +30,7 @@ async def created(store, stream="s"):
 async def records_of(store):
     """Return all records of each stream; the snapshots of these tests hold the records that they cover."""
     found = {}
-    async for stream in store.streams():
+    for stream in await stored_ids(store):
         held = await store.acquire(stream, "reader", "1")
         covered = (held.snapshot or b"").split()
         assert held.start == len(covered)

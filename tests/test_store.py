@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from memory_store import MemoryStore
+from memory_store import MemoryStore, stored_ids, stored_stream
 from protodcs import StreamDCSConfig
 from protodcs.core.prototypes import Prototypes
 from protodcs.errors import ConfigError, FencedError, HeldError, StoreError, UnknownStreamError
@@ -23,10 +23,6 @@ from store_contract import BLOB, STORES, StoreMachine, begun, of_every_store, of
 
 ODD_IDS = ["", " ", "a:b", "meta:a", "../up", "a/b", "\n\r\0", "*?[a]", "{a}", "\u00e9", "e\u0301", "\U0001f600", "%2e",
            "a" * 2000, "\ud800", "\ud83d\ude00", "A", "a", ".", "..", "-rf", "CON"]  # fmt: skip
-
-
-async def ids(store):
-    return sorted([stream async for stream in store.streams()])
 
 
 async def tail(store, stream="s", incarnation="1"):
@@ -47,7 +43,7 @@ async def test_a_new_stream_loads_with_its_spec_and_nothing_else(store):
 async def test_a_stream_is_created_once_whatever_its_spec(store):
     assert await store.create("s", b"first", BLOB)
     assert not await store.create("s", b"second", BLOB)
-    assert (await store.describe("s")).spec == b"first"
+    assert (await stored_stream(store, "s")).spec == b"first"
 
 
 @of_every_store
@@ -66,7 +62,7 @@ async def test_what_was_never_created_is_unknown(store):
     ):
         with pytest.raises(FencedError, match="nobody"):
             await attempt
-    assert await ids(store) == []
+    assert await stored_ids(store) == []
 
 
 @of_every_store
@@ -81,7 +77,7 @@ async def test_records_come_back_in_order_and_to_the_byte(store):
 async def test_each_acquisition_raises_the_epoch(store):
     fences = [await begun(store), *[(await store.acquire("s", "one", "1")).fence for _ in range(3)]]
     assert fences == sorted(set(fences))
-    assert (await store.describe("s")).epoch == fences[-1].epoch
+    assert (await stored_stream(store, "s")).epoch == fences[-1].epoch
 
 
 @of_every_store
@@ -145,7 +141,7 @@ async def test_a_stale_epoch_can_write_nothing_at_all(store):
     await store.commit([Batch("s", stale, 0, [b"0"])])
     await store.save_snapshot("s", stale, "kept", b"good")
     fence = (await store.acquire("s", "one", "2")).fence
-    before = await store.describe("s")
+    before = await stored_stream(store, "s")
 
     refused = await store.commit([Batch("s", stale, 1, [b"bad"]), Checkpoint("s", stale, 1, b"bad")])
     assert [type(answer) for answer in refused] == [FencedError, FencedError]
@@ -160,7 +156,7 @@ async def test_a_stale_epoch_can_write_nothing_at_all(store):
             await attempt
     await store.release("s", stale)
 
-    assert await store.describe("s") == before
+    assert await stored_stream(store, "s") == before
     assert (await store.saved_snapshots("s"), await store.saved_snapshot("s", "kept")) == (["kept"], b"good")
     held = await store.acquire("s", "one", "2")
     assert (held.snapshot, held.tail) == (None, [b"0"])
@@ -283,7 +279,7 @@ async def test_a_write_to_a_deleted_stream_is_fenced(store):
     with pytest.raises(FencedError):
         await store.delete("s", fence)
     with pytest.raises(UnknownStreamError):
-        await store.describe("s")
+        await stored_stream(store, "s")
 
 
 @of_every_store
@@ -292,7 +288,7 @@ async def test_a_deleted_stream_leaves_nothing_to_one_of_the_same_name(store):
     await store.commit([Batch("s", fence, 0, [b"0", b"1"]), Checkpoint("s", fence, 1, b"old")])
     await store.save_snapshot("s", fence, "x", b"old")
     await store.delete("s", fence)
-    assert await ids(store) == []
+    assert await stored_ids(store) == []
     await store.put_shared(BLOB, b"blob")
     assert await store.create("s", b"new", BLOB)
     held = await store.acquire("s", "one", "1")
@@ -333,6 +329,27 @@ async def test_kept_snapshots_are_listed_oldest_first_and_replaced_by_name(store
 
 
 @of_every_store
+async def test_a_record_may_cover_several_positions(store):
+    fence = await begun(store)
+    batch = Batch("s", fence, 0, [b"0", b"1 to 3", b"4"], positions=[1, 3, 1])
+    for _ in range(2):
+        assert await store.commit([batch]) == [None]
+    assert (await stored_stream(store, "s")).position == 5
+    wrong = [
+        Batch("s", fence, 0, [b"0", b"1 to 3", b"4"]),
+        Batch("s", fence, 0, [b"0", b"1 to 3", b"4"], positions=[1, 1, 3]),
+        Batch("s", fence, 3, [b"1 to 3"]),
+        Checkpoint("s", fence, 2, b"within a record"),
+    ]
+    for write in wrong:
+        assert isinstance((await store.commit([write]))[0], FencedError)
+    assert await store.commit([Checkpoint("s", fence, 4, b"snapshot"), batch]) == [None, None]
+    assert await store.commit([Batch("s", fence, 5, [b"5 and 6"], positions=[2])]) == [None]
+    held = await store.acquire("s", "one", "1")
+    assert (held.snapshot, held.start, held.tail, held.position) == (b"snapshot", 4, [b"4", b"5 and 6"], 7)
+
+
+@of_every_store
 async def test_a_shared_blob_lives_as_long_as_a_stream_uses_it(store):
     await store.put_shared("fingerprint", b"prototypes")
     await store.put_shared("fingerprint", b"prototypes")
@@ -367,7 +384,7 @@ async def test_a_stream_may_use_several_shared_blobs(store):
 async def test_no_stream_begins_without_its_shared_blob(store):
     with pytest.raises(StoreError, match="nowhere"):
         await store.create("s", b"", "nowhere")
-    assert await ids(store) == []
+    assert await stored_ids(store) == []
     # It may have gone with the last that used it, though it was put again before that.
     fence = await begun(store)
     await store.put_shared(BLOB, b"blob")
@@ -384,14 +401,14 @@ async def test_ids_and_names_may_hold_any_characters(store):
         fence = await begun(store, stream, stream.encode("utf-8", "surrogatepass"))
         await store.commit([Batch(stream, fence, 0, [b"record of %d" % ODD_IDS.index(stream)])])
         await store.save_snapshot(stream, fence, stream, b"kept")
-    assert await ids(store) == sorted(ODD_IDS)
+    assert await stored_ids(store) == sorted(ODD_IDS)
     for number, stream in enumerate(ODD_IDS):
         held = await store.acquire(stream, "one", "1")
         assert held.spec == stream.encode("utf-8", "surrogatepass")
         assert held.tail == [b"record of %d" % number]
         assert await store.saved_snapshots(stream) == [stream]
         await store.delete(stream, held.fence)
-    assert await ids(store) == []
+    assert await stored_ids(store) == []
 
 
 @of_every_store
@@ -420,24 +437,24 @@ async def test_a_thousand_streams_are_listed_each_once(store):
     names = [f"stream-{number}" for number in range(1000)]
     for name in names:
         await store.create(name, b"", BLOB)
-    assert await ids(store) == sorted(names)
+    assert await stored_ids(store) == sorted(names)
 
 
 @of_every_store
 async def test_a_description_tells_the_position_the_worker_and_about_the_size(store):
     fence = await begun(store)
-    empty = await store.describe("s")
+    empty = await stored_stream(store, "s")
     assert (empty.epoch, empty.worker, empty.position, empty.start) == (fence.epoch, "one", 0, 0)
     await store.commit([Batch("s", fence, 0, [b"r" * 2200] * 50)])
-    journal = await store.describe("s")
+    journal = await stored_stream(store, "s")
     assert 0.9 * 110_000 < journal.size - empty.size < 1.6 * 110_000
     await store.commit([Checkpoint("s", fence, 40, b"s" * 300_000)])
     await store.save_snapshot("s", fence, "x", b"k" * 200_000)
-    full = await store.describe("s")
+    full = await stored_stream(store, "s")
     assert (full.position, full.start) == (50, 40)
     assert 0.9 * 522_000 < full.size - empty.size < 1.6 * 522_000
     await store.release("s", fence)
-    assert (await store.describe("s")).worker is None
+    assert (await stored_stream(store, "s")).worker is None
 
 
 @of_every_store
@@ -483,17 +500,6 @@ async def test_the_usage_of_a_tenant_follows_what_its_streams_hold(store):
 
 
 @of_every_store
-async def test_a_stream_can_begin_at_the_position_where_it_ended_elsewhere(store):
-    await store.put_shared("blob", b"shared")
-    assert await store.create("s", b"spec", "blob", start=40)
-    fence = (await store.acquire("s", "me", "1")).fence
-    writes = [Checkpoint("s", fence, 40, b"snapshot"), Batch("s", fence, 40, [b"forty"])]
-    assert await store.commit(writes) == [None, None]
-    held = await store.acquire("s", "me", "1")
-    assert (held.snapshot, held.start, held.tail, held.position) == (b"snapshot", 40, [b"forty"], 41)
-
-
-@of_every_store
 async def test_totals_count_the_streams_of_all_tenants(store):
     await begun(store, "mine/s")
     await begun(store, "mine/t")
@@ -528,7 +534,7 @@ async def test_what_was_committed_is_there_when_the_store_is_opened_again(name, 
     assert held.fence > fence
     assert (held.spec, held.snapshot, held.start, held.tail) == (b"spec", b"snapshot", 1, [b"1"])
     assert await store.saved_snapshot("s", "x") == b"kept"
-    assert await ids(store) == sorted([*ODD_IDS, "s"])
+    assert await stored_ids(store) == sorted([*ODD_IDS, "s"])
     assert {(await store.acquire(stream, "one", "2")).spec for stream in ODD_IDS} == {b"odd"}
     assert await store.get_shared(BLOB) == b"blob"
     await store.close()
@@ -593,7 +599,7 @@ async def test_a_holder_whose_lease_ran_out_is_not_respected(store):
     fence = await begun(store)
     await store.renew("one", "1", 0.03)
     await asyncio.sleep(0.08)
-    assert (await store.describe("s")).worker is None
+    assert (await stored_stream(store, "s")).worker is None
     assert (await store.acquire("s", "two", "1")).fence > fence
     assert isinstance((await store.commit([Batch("s", fence, 0, [b"bad"])]))[0], FencedError)
 
@@ -612,7 +618,7 @@ async def test_a_lease_that_is_renewed_does_not_run_out(store):
 async def test_a_holder_that_resigned_is_not_respected(store):
     await begun(store)
     await store.resign("one", "1")
-    assert (await store.describe("s")).worker is None
+    assert (await stored_stream(store, "s")).worker is None
     await store.acquire("s", "two", "1")
 
 
@@ -662,11 +668,11 @@ async def test_a_renewal_tells_the_time_of_the_store(store):
 @of_every_store
 async def test_a_stream_that_is_created_again_is_another_incarnation(store):
     fence = await begun(store)
-    first = (await store.describe("s")).incarnation
+    first = (await stored_stream(store, "s")).incarnation
     await store.delete("s", fence)
     await store.put_shared(BLOB, b"blob")
     await begun(store)
-    second = (await store.describe("s")).incarnation
+    second = (await stored_stream(store, "s")).incarnation
     assert first
     assert second
     assert first != second

@@ -18,7 +18,6 @@ from made_service import (
     learned,
     observe,
     one,
-    placement_finder,
     placement_of,
     settings,
     started,
@@ -139,13 +138,13 @@ async def test_a_worker_that_is_not_a_member_says_where_its_streams_are_and_serv
     store = MemoryStore()
     async with started(store, "one", streams=()) as first, started(store, "two", streams=()) as second:
         for worker in (first, second):
-            worker.place(placement_of(["one", "two"]))
+            worker.streams.place(placement_of(["one", "two"]))
         streams = [f"s{number}" for number in range(30)]
         mine = [stream for stream in streams if placement_of(["one", "two"]).first(stream) == "one"]
         await done(first, *(create(stream) for stream in mine))
         await done(first, *(observe(0, stream) for stream in mine))
         for worker in (first, second):
-            worker.place(placement_of(["two"]))
+            worker.streams.place(placement_of(["two"]))
         await asyncio.sleep(1)
         for request in (observe(1, mine[0]), observe(1, mine[0], stand_in=True), CHECK):
             assert await one(first, request) == Reply(ReplyStatus.MOVED, "two")
@@ -193,7 +192,7 @@ class Network:
 
     async def start(self, stack):
         for worker in self.workers.values():
-            worker.place(placement_of(WORKERS))
+            worker.streams.place(placement_of(WORKERS))
             await worker.start()
             stack.push_async_callback(worker.close)
 
@@ -212,7 +211,7 @@ class Network:
             return WORKERS
 
         config = settings(**{**SETTINGS, **changes})
-        return forwarding_queues(call, placement_finder(view), config)[0]
+        return forwarding_queues(call, view, config)[0]
 
     def takeovers(self):
         """Return how many streams workers took from live ones."""

@@ -149,6 +149,6 @@ def one_request_is_traced(service, image, spans_of, log):
     time.sleep(1)
     spans = [json.loads(line) for file in spans_of.iterdir() for line in file.read_text().splitlines()]
     found = {span["name"] for span in spans if int(span["context"]["trace_id"], 16) == 0xABC}
-    assert found >= {"POST /v1/streams/{stream}/observe", "encode", "route", "worker", "commit"}
+    assert found >= {"POST /v1/streams/{stream}/observe", "encode", "route", "step", "commit"}
     (told,) = (json.loads(line) for line in log.read_text().splitlines() if name in line)
     assert (told["level"], told["code"], told["request_id"]) == ("warning", 422, name)

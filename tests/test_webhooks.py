@@ -270,6 +270,7 @@ async def test_routes_create_list_and_delete_webhooks(tmp_path, receiver):
         path = response.headers["location"]
         assert created["secret"].startswith("whsec_")
         (listed,) = (await service.ask("acme admin", "GET", "/v1/webhooks")).json()["webhooks"]
+        assert {"secret", "tenant"}.isdisjoint(listed)
         assert {**listed, "secret": created["secret"]} == created
         assert (await service.ask("acme admin", "GET", path)).json() == listed
         assert (await service.ask("acme admin", "GET", path + "/dead-letters")).json() == {"items": []}

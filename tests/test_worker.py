@@ -29,7 +29,7 @@ from made_service import (
     spec_of,
     started,
 )
-from memory_store import MemoryStore
+from memory_store import MemoryStore, stored_ids
 from protodcs import StreamDCS
 from protodcs.errors import StateError, StoreError
 from protodcs.serve.guard import Guard, GuardSettings
@@ -37,7 +37,7 @@ from protodcs.serve.messages import Action, Reply, ReplyStatus, Request
 from protodcs.serve.store.values import KeySegment
 from protodcs.serve.stream import live_stream as live_stream_module
 from protodcs.serve.stream.answers import pack_decision
-from protodcs.serve.stream.cost import Estimate, Part
+from protodcs.serve.stream.cost import Part
 from protodcs.serve.stream.idempotency import digest_of
 from protodcs.serve.stream.live_stream import LiveStream, StreamSpec, pack_class
 from protodcs.serve.stream.records import Kind, Record
@@ -69,7 +69,7 @@ def looks_often(monkeypatch):
 
 
 def journal_of(store, stream="s"):
-    return [Record.unpack(data) for data in store.content[stream].journal]
+    return [Record.unpack(data) for *_, data in store.content[stream].journal]
 
 
 # Answers, and when they come.
@@ -422,10 +422,10 @@ async def test_streams_are_handed_over_when_the_workers_change():
     streams = [f"s{number}" for number in range(20)]
     both, ring = ["one", "two"], placement_of(["one", "two"])
     async with started(store, "one", streams=streams) as first, started(store, "two", streams=()) as second:
-        first.place(placement_of(["one"]))
+        first.streams.place(placement_of(["one"]))
         await done(first, *(observe(number, stream) for number in range(5) for stream in streams))
         for worker in (first, second):
-            worker.place(placement_of(both))
+            worker.streams.place(placement_of(both))
         theirs = [stream for stream in streams if ring.first(stream) == "two"]
         assert 0 < len(theirs) < 20
         assert set(first.streams.loaded) == set(streams) - set(theirs)
@@ -447,7 +447,7 @@ async def test_one_who_stands_in_gives_the_stream_back_after_a_while(monkeypatch
     store = MemoryStore()
     stream = next(f"s{number}" for number in range(100) if placement_of(["one", "two"]).first(f"s{number}") == "two")
     async with started(store, "one", streams=[stream], lease_seconds=1.0) as worker:
-        worker.place(placement_of(["one", "two"]))
+        worker.streams.place(placement_of(["one", "two"]))
         await done(worker, observe(0, stream, stand_in=True))
         assert store.content[stream].holder is not None
         await until(lambda: store.content[stream].holder is None)
@@ -513,18 +513,31 @@ async def test_more_streams_at_once_than_may_be_loaded_are_all_served(limit):
 
 async def test_a_stream_is_written_whole_after_so_many_records_and_its_journal_is_cut():
     store = MemoryStore()
-    async with started(store, snapshot_records=8) as worker:
+    async with started(store, snapshot_records=3) as worker:
         for number in range(20):
             await done(worker, observe(number))
-            await until(lambda number=number: len(journal_of(store)) == (number + 1) % 8)
-        assert store.content["s"].start == 16
+            await until(lambda number=number: len(journal_of(store)) == (number + 1) % 3)
+        assert store.content["s"].start == 18
         # Each snapshot is a commit of its own.
-        assert store.commits == 22
+        assert store.commits == 26
         assert (await done(worker, observe(3)))[0].repeated
         async with started(store, streams=()) as successor:
             await done(successor, observe(20))
             assert engine_of(successor) == learned(21)
             assert (await done(successor, observe(3)))[0].repeated
+
+
+async def test_streams_of_one_rate_write_their_snapshots_at_different_times():
+    store, streams = MemoryStore(), [f"camera-{number}" for number in range(12)]
+    async with started(store, streams=streams, snapshot_records=40) as worker:
+        begun = {}
+        for number in range(40):
+            await done(worker, *(observe(number, stream) for stream in streams))
+            await idle()
+            begun |= {stream: number + 1 for stream in streams if store.content[stream].start and stream not in begun}
+        assert set(begun) == set(streams)
+        assert min(begun.values()) > 30
+        assert len(set(begun.values())) > 4
 
 
 async def test_a_stream_that_changed_is_written_whole_by_time(monkeypatch):
@@ -609,7 +622,7 @@ async def test_a_request_that_waits_while_its_worker_drains_does_not_wake_the_st
         store.gate = asyncio.Event()
         first = asyncio.create_task(handled(worker, [observe(1)]))
         await idle()
-        worker.place(placement_of(["worker-0"]))
+        worker.streams.place(placement_of(["worker-0"]))
         worker.streams.begin_unload("s")
         waits = [asyncio.create_task(handled(worker, [observe(2)])) for _ in range(3)]
         await idle()
@@ -660,7 +673,7 @@ async def test_a_stream_is_created_once_and_told_so():
         assert otherwise.status is ReplyStatus.CONFLICT
         assert "already exists with different settings" in otherwise.message
         assert engine_of(worker) == learned(1)
-        assert [stream async for stream in worker._store.streams()] == ["s"]
+        assert await stored_ids(worker._store) == ["s"]
 
 
 @pytest.mark.parametrize(
@@ -676,7 +689,7 @@ async def test_what_cannot_be_created_is_refused_in_words_and_leaves_no_trace(sp
         reply = await one(worker, Request("s", Action.CREATE, "k", spec, SHARED))
         assert reply.status is ReplyStatus.WRONG
         assert words in reply.message
-        assert [stream async for stream in worker._store.streams()] == []
+        assert await stored_ids(worker._store) == []
 
 
 def save_snapshot(name, key=None, replace=False):
@@ -1119,24 +1132,9 @@ async def test_runs_of_many_streams_in_one_call_let_the_lease_have_its_turn(monk
         assert {reply.epoch for reply in replies} == {1}
 
 
-def slow_stream(monkeypatch):
-    """Have the worker treat the stream `s` as slow, and its runs wait for an event."""
-    release = asyncio.Event()
-    run = Worker._run
-
-    async def run_slowly(worker, stream, requests):
-        if stream == "s":
-            await release.wait()
-        return await run(worker, stream, requests)
-
-    monkeypatch.setattr(Worker, "_run", run_slowly)
-    monkeypatch.setattr(loaded_stream, "_is_slow", lambda live: True)
-    return release
-
-
 @pytest.mark.parametrize(("slowest", "mean", "slow"), [(90, 1, False), (90, 5, True), (110, 1, True)])
 async def test_a_stream_is_computed_in_a_thread_if_some_steps_or_all_take_long(slowest, mean, slow, monkeypatch):
-    cost = Estimate((Part((), memory=0, snapshot=0, slowest=slowest * 1e6, mean=mean * 1e6),))
+    cost = [Part((), slowest=slowest * 1e6, mean=mean * 1e6)]
     monkeypatch.setattr(loaded_stream, "estimate", lambda *_: cost)
     async with started() as worker:
         await done(worker, observe(0))
@@ -1401,7 +1399,7 @@ def change_snapshot_format(monkeypatch, content):
 
 
 def change_record_format(monkeypatch, content):
-    monkeypatch.setattr(content, "journal", [*map(another_format, content.journal)])
+    monkeypatch.setattr(content, "journal", [(*where, another_format(data)) for *where, data in content.journal])
     return "A journal record was written by another version"
 
 
@@ -1506,7 +1504,8 @@ async def test_a_stream_with_a_damaged_record_keeps_its_other_keys_when_it_is_re
         await damage(worker, store)
         content = store.content["s"]
         content.snapshot = damaged(content.snapshot)
-        content.journal[1] = damaged(content.journal[1])
+        *where, data = content.journal[1]
+        content.journal[1] = (*where, damaged(data))
         assert (await one(worker, observe(8))).status is ReplyStatus.CONFLICT
         (reply,) = await done(worker, ask(Action.IMPORT, "import", learned(20)))
         assert reply.position == 9

@@ -19,7 +19,6 @@ from made_service import (
     feature,
     forwarding_queues,
     handled,
-    placement_finder,
     placement_of,
     settings,
     spec_of,
@@ -82,12 +81,12 @@ class Cluster:
         self.names = ["worker-0", "worker-1", "worker-2"]
         self.workers = {}
         self.frozen = set()
-        self.router, _ = forwarding_queues(self.call, placement_finder(self.view), CONFIG)
+        self.router, _ = forwarding_queues(self.call, self.view, CONFIG)
         self.faults = 0
 
     async def start(self, name):
         worker = Worker(name, self.store, CONFIG)
-        worker.place(placement_of(self.names))
+        worker.streams.place(placement_of(self.names))
         with suppress(OSError):
             await worker.start()
             self.workers[name] = worker
@@ -150,7 +149,7 @@ class Cluster:
         else:
             self.names.remove("worker-3")
         for worker in list(self.workers.values()):
-            worker.place(placement_of(self.names))
+            worker.streams.place(placement_of(self.names))
         if "worker-3" not in self.names and last is not None:
             await last.drain(Reply(ReplyStatus.MOVED, "this worker is being removed"))
             self.workers.pop("worker-3", None)

@@ -15,6 +15,7 @@ from typing import IO, Any
 import psutil
 import yaml
 
+from memory_store import stored_ids, stored_stream
 from ports import free_port
 from protodcs.core.prototypes import Prototypes
 from protodcs.serve.settings import ServeConfig
@@ -162,7 +163,7 @@ class Service:
         """Return how many records of each stream are not in its snapshot."""
         store = await open_store(ServeConfig(**self.settings))
         try:
-            described = {stream: await store.describe(stream) async for stream in store.streams()}
+            described = {stream: await stored_stream(store, stream) for stream in await stored_ids(store)}
             return {stream: found.position - found.start for stream, found in described.items()}
         finally:
             await store.close()
@@ -172,7 +173,7 @@ class Service:
         try:
             found = {}
             shared: dict[tuple[str, ...], Prototypes] = {}
-            async for stream in store.streams():
+            for stream in await stored_ids(store):
                 held = await store.acquire(stream, "reader", "reader")
                 spec = StreamSpec.unpack(held.spec)
                 if spec.blobs not in shared:

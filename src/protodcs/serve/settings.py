@@ -76,7 +76,10 @@ class ServeConfig(Settings):
 
     # Journals.
     snapshot_records: int = Field(
-        1000, ge=1, description="Number of records after which a worker writes a new snapshot."
+        1000,
+        ge=1,
+        description="Number of records after which a worker writes a new snapshot, or up to a quarter fewer, so that "
+        "streams take turns.",
     )
     snapshot_bytes: int = Field(
         4 * 2**20,
@@ -84,9 +87,7 @@ class ServeConfig(Settings):
         description="Size of the records since the last snapshot after which a worker writes a new one. Bytes.",
     )
     snapshot_seconds: float = Field(
-        3600.0,
-        gt=0,
-        description="Maximum age of the last snapshot of a changed stream. Seconds.",
+        3600.0, gt=0, description="Maximum age of the last snapshot of a changed stream. Seconds."
     )
     unload_records: int = Field(
         64,
@@ -188,9 +189,7 @@ class ServeConfig(Settings):
     max_queued_requests: int = Field(10_000, ge=1, description="Maximum number of requests in progress per process.")
     body_bytes: int = Field(64 * 2**20, ge=1024, description="Maximum size of a request body. Bytes.")
     json_bytes: int = Field(
-        16 * 2**20,
-        ge=1024,
-        description="Maximum size of a JSON body. Parsing takes many times its size. Bytes.",
+        16 * 2**20, ge=1024, description="Maximum size of a JSON body. Parsing takes many times its size. Bytes."
     )
     bodies_bytes: int = Field(
         2**30, ge=1024, description="Maximum size of all request bodies in progress per process. Bytes."
@@ -219,8 +218,7 @@ class ServeConfig(Settings):
 
     # Keys and tenants.
     keys: str | None = Field(
-        None,
-        description="File of API keys, made by `protodcs keys`. None: no keys; only this machine may connect.",
+        None, description="File of API keys, made by `protodcs keys`. None: no keys; only this machine may connect."
     )
     rate: float = Field(1000.0, gt=0, le=1_000_000, description="Maximum requests per second and tenant in a process.")
     burst: int = Field(2000, ge=1, le=1_000_000, description="Maximum requests of a tenant at once, after a pause.")
@@ -241,8 +239,8 @@ class ServeConfig(Settings):
         0.5,
         gt=0,
         le=1,
-        description="Maximum fraction that one tenant may use of `max_queued_requests`, `bodies_bytes` and "
-        "`max_queued_class_names`.",
+        description="Maximum fraction that one tenant may use of `max_queued_requests`, `bodies_bytes`, "
+        "`max_queued_class_names` and `max_event_clients`.",
     )
     tenants: dict[Tenant, TenantLimits] = Field(
         {},
@@ -255,10 +253,7 @@ class ServeConfig(Settings):
         le=30 * 86400,
         description="Time after which a browser must sign in again, counted from its last `GET /v1/session`. Seconds.",
     )
-    audit: str = Field(
-        "-",
-        description="File of the audit log, or - for standard output.",
-    )
+    audit: str = Field("-", description="File of the audit log, or - for standard output.")
 
     # The encoder.
     encoder: str | None = Field(
@@ -336,6 +331,10 @@ class ServeConfig(Settings):
         """Return the settings with the limits of a tenant, where it has its own."""
         return self._by_tenant.get(tenant, self)
 
+    def share(self, tenant: str, limit: float) -> float:
+        """Return how much of a limit of the process one tenant may use: all of it without tenants."""
+        return self.tenant_max_fraction * limit if tenant else limit
+
     @model_validator(mode="after")
     def _fit(self) -> Self:
         if not (self.is_single or self.is_shared):
@@ -403,11 +402,7 @@ def tenant_bytes_of(config: ServeConfig, tenant: str) -> int | None:
 def log_limits(config: ServeConfig) -> LogLimits:
     """Return how much of the decision log a stream retains."""
     return LogLimits(
-        86_400 * config.log_days,
-        config.log_entries,
-        config.log_bytes,
-        config.tenant_log_bytes,
-        config.total_log_bytes,
+        86_400 * config.log_days, config.log_entries, config.log_bytes, config.tenant_log_bytes, config.total_log_bytes
     )
 
 

@@ -7,7 +7,6 @@ import asyncio
 import json
 import logging
 import os
-import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -47,15 +46,11 @@ class AuditLog:
 
     def _write(self, line: str) -> None:
         if self._place == "-":
-            sys.stdout.write(line)
-            sys.stdout.flush()
-        else:
-            self._append(line.encode())
-
-    def _append(self, line: bytes) -> None:
+            print(line, end="", flush=True)
+            return
         handle = os.open(self._place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            if os.write(handle, line) < len(line):
+            if os.write(handle, line.encode()) < len(line.encode()):
                 raise OSError("a line of the audit log was written in part: the disk may be full")
             os.fsync(handle)
         finally:
@@ -73,19 +68,16 @@ class AuditTrail:
     def needs_line(self, scope: Scope, status: int | None) -> bool:
         """Return whether the audit log needs a line for a request."""
         rule: Rule | None = scope["state"].get("rule")
-        return status in DENIED or (rule is not None and rule.audited)
+        return status in DENIED or (rule is not None and bool(rule.audited))
 
     async def write(self, scope: Scope, status: int | None) -> bool:
         """Write the line of a request. Return False if an action took place and its line cannot be written."""
-        state = scope["state"]
-        rule: Rule | None = state.get("rule")
-        caller: Caller | None = state.get("caller")
-        denied = status in DENIED
-        tenant = "" if caller is None else caller.tenant
-        if denied and not self._has_room(tenant):
+        entry, denied = _of_request(scope["state"], status), status in DENIED
+        tenant = entry["tenant"] or ""
+        bucket = self._denied.setdefault(tenant, Bucket(_DENIED_RATE, _DENIED_BURST)) if denied else None
+        if bucket is not None and bucket.take(time.monotonic()):
             self._left_out[tenant] += 1
             return True
-        entry = of_request(state, rule, caller, status)
         if denied and self._left_out[tenant]:
             entry["left_out"] = self._left_out.pop(tenant)
         try:
@@ -95,14 +87,11 @@ class AuditTrail:
             return denied
         return True
 
-    def _has_room(self, tenant: str) -> bool:
-        """Return whether the log may have one more denied request of a tenant, or of callers without a key."""
-        bucket = self._denied.setdefault(tenant, Bucket(_DENIED_RATE, _DENIED_BURST))
-        return bucket.take(time.monotonic()) == 0
 
-
-def of_request(state: dict[str, Any], rule: Rule | None, caller: Caller | None, status: int | None) -> dict[str, Any]:
+def _of_request(state: dict[str, Any], status: int | None) -> dict[str, Any]:
     """Return the line of a request."""
+    rule: Rule | None = state.get("rule")
+    caller: Caller | None = state.get("caller")
     entry: dict[str, Any] = {
         "time": _now(),
         "request_id": state["request_id"],
@@ -113,9 +102,9 @@ def of_request(state: dict[str, Any], rule: Rule | None, caller: Caller | None, 
         "stream": logged_stream(state.get("stream")),
         "status": status,
         "outcome": _outcome(status),
+        # What the route says of the request, such as the position of an image.
+        **state.get("audit", {}),
     }
-    # What the route says of the request, such as the position of an image.
-    entry |= state.get("audit", {})
     # The id of a known key that has expired, was revoked, or came with a wrong secret.
     if state.get("claimed") is not None:
         entry["claimed"] = state["claimed"]

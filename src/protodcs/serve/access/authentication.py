@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from ..settings import scoped_name
+from .headers import header_values
 from .keys import Caller, Keys
 from .local import reject_remote
 from .problems import ProblemError
@@ -101,7 +102,7 @@ def _wrong_method(rules: dict[str, Rule]) -> ProblemError:
 
 def bearer(scope: Scope) -> str:
     """Return the key of a request; empty if there is none, or more than one."""
-    given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
+    given = header_values(scope, b"authorization")
     scheme, _, key = (given[0] if len(given) == 1 else b"").decode("latin-1").partition(" ")
     return key.strip(" ") if scheme.lower() == "bearer" else ""
 

@@ -47,7 +47,7 @@ _LOOK = 1.0
 
 
 class Caller(NamedTuple):
-    """Who asks: the tenant, what the key allows, which key it is, and whether it may see images."""
+    """Who calls: the tenant, what the key allows, which key it is, and whether it may see images."""
 
     tenant: str
     role: Role
@@ -73,16 +73,16 @@ class Key(BaseModel):
 
     @property
     def caller(self) -> Caller:
-        """Who asks with it."""
+        """Who calls with it."""
         return Caller(self.tenant, self.role, self.id, self.images)
 
     def ended(self, moment: datetime) -> bool:
-        """Whether it has expired or was revoked."""
+        """Return whether it has expired or was revoked."""
         expired = self.expires is not None and self.expires <= moment
         return (self.revoked is not None) | expired
 
     def condition(self, moment: datetime) -> str:
-        """What a list says of it."""
+        """Return what a list says of it."""
         if self.revoked is not None:
             return "revoked"
         if self.ended(moment):
@@ -100,10 +100,10 @@ class _File(BaseModel):
 
 
 def _hashed(secret: str, salt: str) -> bytes:
-    """The hash of a secret.
+    """Return the hash of a secret.
 
-    One pass of a fast hash is right here: a slow one makes guessing dear where people choose the secret, and nobody
-    guesses 256 random bits. Every request pays for it, so it has to be cheap. The salt keeps equal secrets apart.
+    One pass of a fast hash is enough: slow ones protect secrets that people choose, and nobody guesses 256 random bits.
+    Every request computes it. The salt keeps equal secrets apart.
     """
     return hashlib.blake2b(secret.encode(), digest_size=32, salt=bytes.fromhex(salt), person=b"protodcs key").digest()
 
@@ -117,7 +117,7 @@ def _drawn(letters: str, length: int) -> str:
 
 
 def without_keys(text: str) -> str:
-    """A text from a caller, for a log: whatever looks like a key is left out of it."""
+    """Return a text from a caller for a log, without what looks like a key."""
     return _LIKE_A_KEY.sub("pdcs_...", text)
 
 
@@ -127,10 +127,10 @@ def logged_stream(stream: str | None) -> str | None:
 
 
 class Keys:
-    """The keys of a file, as it is now: another content is noticed within a second. Made by `Keys.open`.
+    """The keys of a file. A change of the file counts within a second. Create it with `Keys.open`.
 
     A file that cannot be used while the service runs changes nothing: the keys of the last good one hold, and an error
-    is logged. So a slip of an editor locks nobody out, but also revokes nothing.
+    is logged. So a mistake in an editor locks nobody out, but also revokes nothing.
     """
 
     def __init__(self, path: Path):
@@ -138,22 +138,18 @@ class Keys:
         self._keys: dict[str, Key] = {}
         self._seen: tuple[int, ...] | None = None
         self._looked = -float("inf")
-        # Stands in for the record of a key that does not exist, so that it costs the same to refuse.
+        # Stands for the record of a key that does not exist, so that it takes as long to reject.
         self._decoy = _made("decoy", "read", None)[0].model_copy(update={"hash": secrets.token_hex(32)})
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """The keys of a file.
-
-        Raises:
-            ConfigError: it is not there, holds no keys, or others may write to it.
-        """
+        """Return the keys of a file. Raise ConfigError if it cannot be read, or others may write to it."""
         keys = cls(Path(path))
         keys._read()
         return keys
 
     def caller(self, key: str) -> Caller | None:
-        """Who asks with this key; None if it is not good, whatever the reason."""
+        """Return who calls with this key; None if it is not good, whatever the reason."""
         self._look()
         found = _KEY.fullmatch(key)
         name, secret = ("", "") if found is None else found.groups()
@@ -169,7 +165,7 @@ class Keys:
         return None if record is None or record.ended(_now()) else record.caller
 
     def claimed(self, key: str) -> str | None:
-        """The id in a key that is not good, if a key of this id was ever made."""
+        """Return the id in a key that is not good, if a key of this id was ever made."""
         found = _KEY.fullmatch(key)
         return found[1] if found is not None and found[1] in self._keys else None
 
@@ -232,7 +228,7 @@ def _unpack(path: Path, content: bytes) -> _File:
 
 
 def _made(tenant: str, role: Role, lifetime: timedelta | None, images: bool = False) -> tuple[Key, str]:
-    """A new key: what the file holds of it, and the key itself."""
+    """Return what the file holds of a new key, and the key itself."""
     name, secret = _drawn(_ID_LETTERS, _ID_LENGTH), _drawn(_SECRET_LETTERS, _SECRET_LENGTH)
     salt, moment = secrets.token_hex(16), _now()
     try:
@@ -257,7 +253,7 @@ def _made(tenant: str, role: Role, lifetime: timedelta | None, images: bool = Fa
 def create_key(
     path: Path, tenant: str, role: Role, lifetime: timedelta | None = None, images: bool = False
 ) -> tuple[Key, str]:
-    """A new key, in a new file if there is none yet. The key itself is told here and nowhere else."""
+    """Create a key, in a new file if there is none yet. Return its record and the key, which is stored nowhere."""
     record, key = _made(tenant, role, lifetime, images)
     with _changed(path) as keys:
         keys[record.id] = record
@@ -265,7 +261,7 @@ def create_key(
 
 
 def revoke_key(path: Path, name: str) -> Key:
-    """End a key at once; one that was revoked before stays as it is."""
+    """Revoke a key. One that was revoked before stays as it is."""
     with _changed(path) as keys:
         record = _found(path, keys, name)
         if record.revoked is None:
@@ -274,7 +270,7 @@ def revoke_key(path: Path, name: str) -> Key:
 
 
 def rotate_key(path: Path, name: str, grace: timedelta) -> tuple[Key, str]:
-    """A new key for the same tenant, with the same role and lifetime; the old one ends after `grace`."""
+    """Create a key for the same tenant, with the same role and lifetime. The old one ends after `grace`."""
     with _changed(path) as keys:
         old = _found(path, keys, name)
         moment = _now()
@@ -289,7 +285,7 @@ def rotate_key(path: Path, name: str, grace: timedelta) -> tuple[Key, str]:
 
 
 def list_keys(path: Path) -> list[Key]:
-    """All keys of a file, oldest first."""
+    """Return all keys of a file, oldest first."""
     return _unpack(path, _contents(path)[1]).keys
 
 
@@ -302,7 +298,7 @@ def _found(path: Path, keys: dict[str, Key], name: str) -> Key:
 
 @contextmanager
 def _changed(path: Path) -> Iterator[dict[str, Key]]:
-    """The keys of a file, to be changed and written back, while no other command does the same."""
+    """Change the keys of a file inside of this, while no other command does."""
     path = path.resolve()
     with locked(path.parent):
         keys = {key.id: key for key in list_keys(path)} if path.exists() else {}

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import NamedTuple
 
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import Message, Receive, Scope
@@ -21,6 +20,7 @@ from ...data.sanitize import SCREENS, kind_of
 from ...errors import ImageError
 from ..settings import ServeConfig, tenant_queue_limit
 from .bucket import Bucket
+from .headers import header_values
 from .keys import Caller
 from .problems import ProblemError, retry_later
 from .rules import Rule
@@ -51,7 +51,9 @@ class Limits:
         self._buckets: dict[str, Bucket] = {}
         self._stream_counts: dict[str, _StreamCount] = {}
         self.in_progress: Counter[str] = Counter()
+        # Bytes of bodies: of each tenant, and of all.
         self._held: Counter[str] = Counter()
+        self.held = 0
 
     def of(self, caller: Caller | None) -> ServeConfig:
         """Return the settings with the limits of a caller."""
@@ -73,17 +75,14 @@ class Limits:
         state = scope["state"]
         caller: Caller | None = state.get("caller")
         rule: Rule = state["rule"]
-        headers = _body_headers(scope)
-        most = sys.maxsize if rule.streamed else self.max_body(caller, headers.is_json, rule)
+        is_json = any(b"json" in value.lower() for value in header_values(scope, b"content-type"))
+        most = sys.maxsize if rule.streamed else self.max_body(caller, is_json, rule)
         if caller is not None:
             self.check_rate(caller)
-        headers.check(most)
+        _check_announced(scope, most)
+        seconds = self._config.stream_idle_seconds if rule.streamed else self._config.body_seconds
         tenant = "" if caller is None else caller.tenant
-        if rule.streamed:
-            body: IncomingBody = StreamedBody(self, tenant, self._config.stream_idle_seconds, receive)
-        else:
-            body = _Body(self, tenant, most, self._config.body_seconds, receive)
-        state["body"] = body
+        state["body"] = body = IncomingBody(self, tenant, receive, most, seconds, rule.streamed)
         return body
 
     def check_rate(self, caller: Caller) -> None:
@@ -112,8 +111,9 @@ class Limits:
         """
         most = self._config.bodies_bytes
         share = self._config.tenant_max_fraction * most if tenant else most
-        others, of_tenant = self._held.total() - own, self._held[tenant] - own
+        others, of_tenant = self.held - own, self._held[tenant] - own
         self._held[tenant] += size
+        self.held += size
         grown = own + size
         if (others and others + grown > most) or (of_tenant and of_tenant + grown > share):
             raise ProblemError("overloaded", "The bodies of requests in progress take too much memory. Retry later.")
@@ -121,6 +121,7 @@ class Limits:
     def let_go(self, tenant: str, size: int) -> None:
         """Forget a body of so many bytes."""
         self._held[tenant] -= size
+        self.held -= size
 
     def check_classes(self, caller: Caller | None, classes: int) -> None:
         """Raise ProblemError if a stream would have too many classes."""
@@ -186,19 +187,49 @@ def _pixels(image: bytes) -> int:
 
 
 class IncomingBody:
-    """The body of a request as it comes in. `size` bytes of it count as held by the tenant."""
+    """The body of a request as it comes in. `size` bytes of it count as held by the tenant.
 
-    def __init__(self, limits: Limits, tenant: str, receive: Receive):
+    A body is held as a whole, unless it is too large or too slow, or there is no memory for it. One that is streamed is
+    used row by row: only a long pause is too slow, and rows count as held until they are released.
+
+    Args:
+        limits: where it counts.
+        tenant: whose request it is.
+        receive: returns the next message of the request.
+        most: maximum bytes at once.
+        seconds: how long it may take, or a pause of a streamed one.
+        streamed: whether it is streamed.
+    """
+
+    def __init__(self, limits: Limits, tenant: str, receive: Receive, most: int, seconds: float, streamed: bool):
         self._limits = limits
         self._tenant = tenant
         self._receive = receive
+        self._most = most
+        self._seconds = seconds
+        self._until = None if streamed else asyncio.get_running_loop().time() + seconds
         self._more = True
         self.size = 0
         limits.in_progress[tenant] += 1
 
     async def receive(self) -> Message:
-        """Return the next message of a request."""
-        raise NotImplementedError
+        """Return the next message of a request. Raise ProblemError if it comes too late or is too much."""
+        if not self._more:
+            # After the body nothing is late: this is the end of the connection.
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._until or asyncio.get_running_loop().time() + self._seconds):
+                message = await self._receive()
+        except TimeoutError:
+            late = "No row arrived" if self._until is None else "The body did not arrive"
+            raise ProblemError("request_timeout", f"{late} within {self._seconds:g} seconds.") from None
+        self._more = message.get("more_body", False)
+        if piece := len(message.get("body", b"")):
+            self.size += piece
+            self._limits.hold(self._tenant, piece, self.size - piece)
+            if self.size > self._most:
+                raise _too_large(self._most)
+        return message
 
     async def read(self) -> bytes:
         """Return the whole body. Most come in one piece."""
@@ -211,60 +242,6 @@ class IncomingBody:
             if not message.get("more_body", False):
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def end(self) -> None:
-        """End the request, and hold nothing of its body any more. Rows that end later release nothing."""
-        self._limits.in_progress[self._tenant] -= 1
-        self._limits.let_go(self._tenant, self.size)
-        self.size = 0
-
-    async def _next(self, until: float, late: str) -> tuple[Message, int]:
-        """Return the next message and the size of its piece. Raise ProblemError with `late` if it is too late."""
-        try:
-            # After the body nothing is late: the next message is the end of the connection.
-            async with asyncio.timeout_at(until if self._more else None):
-                message = await self._receive()
-        except TimeoutError:
-            raise ProblemError("request_timeout", late) from None
-        self._more = self._more and message.get("more_body", False)
-        return message, len(message.get("body", b""))
-
-
-class _Body(IncomingBody):
-    """A body that is held as a whole, unless it is too large or too slow, or there is no memory for it."""
-
-    def __init__(self, limits: Limits, tenant: str, most: int, seconds: float, receive: Receive):
-        super().__init__(limits, tenant, receive)
-        self._most = most
-        self._seconds = seconds
-        self._until = asyncio.get_running_loop().time() + seconds
-
-    async def receive(self) -> Message:
-        """Return the next message of a request."""
-        message, piece = await self._next(self._until, f"The body did not arrive within {self._seconds:g} seconds.")
-        if piece:
-            before, self.size = self.size, self.size + piece
-            self._limits.hold(self._tenant, piece, before)
-            if self.size > self._most:
-                raise _too_large(self._most)
-        return message
-
-
-class StreamedBody(IncomingBody):
-    """A body that is used row by row. Only a long pause is too slow. Rows count as held until they are released."""
-
-    def __init__(self, limits: Limits, tenant: str, idle_seconds: float, receive: Receive):
-        super().__init__(limits, tenant, receive)
-        self._idle_seconds = idle_seconds
-
-    async def receive(self) -> Message:
-        """Return the next message of a request."""
-        until = asyncio.get_running_loop().time() + self._idle_seconds
-        message, piece = await self._next(until, f"No row arrived within {self._idle_seconds:g} seconds.")
-        if piece:
-            before, self.size = self.size, self.size + piece
-            self._limits.hold(self._tenant, piece, before)
-        return message
-
     def release(self, size: int) -> None:
         """Forget rows of so many bytes, which were answered."""
         # The last row may have no line break.
@@ -272,39 +249,22 @@ class StreamedBody(IncomingBody):
         self.size -= size
         self._limits.let_go(self._tenant, size)
 
-
-class _BodyHeaders(NamedTuple):
-    """What the headers of a request say of its body."""
-
-    lengths: list[bytes]
-    encodings: list[bytes]
-    is_json: bool
-
-    def check(self, most: int) -> None:
-        """Raise ProblemError if a body is not even read."""
-        lengths = self.lengths
-        if any(not length.isdigit() for length in lengths) or len(set(lengths)) > 1:
-            raise ProblemError("bad_request", "Content-Length must be one number.")
-        if lengths and (len(lengths[0]) > 18 or int(lengths[0]) > most):
-            raise _too_large(most)
-        if any(value.strip().lower() not in (b"", b"identity") for value in self.encodings):
-            detail = "Send the body without a Content-Encoding."
-            raise ProblemError("unsupported_media_type", detail, headers={"Accept-Encoding": "identity"})
+    def end(self) -> None:
+        """End the request, and hold nothing of its body any more. Rows that end later release nothing."""
+        self._limits.in_progress[self._tenant] -= 1
+        self.release(self.size)
 
 
-def _body_headers(scope: Scope) -> _BodyHeaders:
-    lengths: list[bytes] = []
-    encodings: list[bytes] = []
-    is_json = False
-    for name, value in scope["headers"]:
-        name = name.lower()
-        if name == b"content-length":
-            lengths.append(value)
-        elif name == b"content-encoding":
-            encodings.append(value)
-        elif name == b"content-type":
-            is_json = is_json or b"json" in value.lower()
-    return _BodyHeaders(lengths, encodings, is_json)
+def _check_announced(scope: Scope, most: int) -> None:
+    """Raise ProblemError if a body is not even read, by the headers of its request."""
+    lengths = header_values(scope, b"content-length")
+    if not all(map(bytes.isdigit, lengths)) or len(set(lengths)) > 1:
+        raise ProblemError("bad_request", "Content-Length must be one number.")
+    if lengths and (len(lengths[0]) > 18 or int(lengths[0]) > most):
+        raise _too_large(most)
+    if any(value.strip().lower() not in (b"", b"identity") for value in header_values(scope, b"content-encoding")):
+        detail = "Send the body without a Content-Encoding."
+        raise ProblemError("unsupported_media_type", detail, headers={"Accept-Encoding": "identity"})
 
 
 def _too_large(most: int) -> ProblemError:

@@ -5,11 +5,13 @@ made to point to this machine (DNS rebinding) shows in `Host`.
 """
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 from starlette.types import Scope
 
 from ..settings import is_loopback
+from .headers import header_values
 from .problems import ProblemError
 
 # Nearly all requests name one of a few addresses.
@@ -22,22 +24,23 @@ def reject_remote(scope: Scope) -> None:
     server = scope.get("server")
     if server is None or not _is_loopback(server[0]):
         raise _forbidden("connections to a loopback address of its machine")
-    hosts, origins = header_values(scope, b"host"), header_values(scope, b"origin")
-    if not all(_names_loopback(host) for host in hosts):
+    hosts = header_values(scope, b"host")
+    if not all(map(_names_loopback, hosts)):
         raise _forbidden("requests whose Host is localhost or a loopback address")
-    own = [f"{scope.get('scheme', 'http')}://{host}" for host in hosts]
-    if not all(origin in own for origin in origins):
+    if b"origin" in scope["state"]["headers"] and not is_own_page(scope, [scope.get("scheme", "http")]):
         raise _forbidden("requests of programs and of its own pages, not of web pages from elsewhere")
 
 
-def header_values(scope: Scope, wanted: bytes) -> list[str]:
-    """Return the values of a header, in lower case."""
-    return [value.decode("latin-1").lower() for name, value in scope["headers"] if name.lower() == wanted]
+def is_own_page(scope: Scope, schemes: Sequence[str]) -> bool:
+    """Return whether each origin of a request is the host that it names, with one of these schemes."""
+    hosts = [host.decode("latin-1").lower() for host in header_values(scope, b"host")]
+    own = {f"{scheme}://{host}" for host in hosts for scheme in schemes}
+    return all(origin.decode("latin-1").lower() in own for origin in header_values(scope, b"origin"))
 
 
 @lru_cache(maxsize=100)
-def _names_loopback(host: str) -> bool:
-    found = _HOST.fullmatch(host)
+def _names_loopback(host: bytes) -> bool:
+    found = _HOST.fullmatch(host.decode("latin-1").lower())
     return found is not None and is_loopback(found[1] or found[2] or "")
 
 

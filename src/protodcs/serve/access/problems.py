@@ -6,8 +6,9 @@ Every error has a `code` from the table below. Clients may rely on a code and it
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Annotated, Any, NamedTuple
 
+from pydantic import BaseModel, BeforeValidator, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
@@ -106,19 +107,34 @@ FIXES = {
     "unavailable": "Retry with the same idempotency key. `GET /v1/ready` says which part fails.",
     "timeout": "Retry with the same idempotency key. The request is applied at most once.",
 }
-# The code of an error that only has a status, such as one of the web framework.
-_BY_STATUS = {
-    400: "bad_request", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large",
-    415: "unsupported_media_type", 422: "invalid_request", 503: "unavailable",
-}  # fmt: skip
 
 
-class FieldError(TypedDict):
+def _encodable(text: str) -> str:
+    """Return a text without lone surrogates, which a message may quote and no reader could encode."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+_Text = Annotated[str, BeforeValidator(_encodable)]
+
+
+class FieldError(BaseModel):
     """What is wrong with one field of a request."""
 
-    field: str
-    message: str
-    type: NotRequired[str]
+    field: _Text
+    message: _Text
+    type: str | None = None
+
+
+class Problem(BaseModel):
+    """An error (RFC 9457)."""
+
+    type: str = Field(description="A URI that ends with the code.")
+    title: str
+    status: int
+    code: str = Field(description="Stable name of the error.")
+    detail: str = Field(description="What is wrong, and how to fix it.")
+    instance: str | None = Field(None, description="A URI that ends with the request id.")
+    errors: list[FieldError] | None = Field(None, description="What is wrong with single fields.")
 
 
 class ProblemError(ProtoDCSError, HTTPException):
@@ -141,7 +157,8 @@ class ProblemError(ProtoDCSError, HTTPException):
 
     def document(self, request_id: str | None = None) -> dict[str, Any]:
         """Return the problem document."""
-        document = {
+        # Not through the model `Problem`, because rejections must stay cheap.
+        document: dict[str, Any] = {
             "type": f"urn:protodcs:problem:{self.code}",
             "title": TYPES[self.code].title,
             "status": self.status_code,
@@ -151,7 +168,7 @@ class ProblemError(ProtoDCSError, HTTPException):
         if request_id is not None:
             document["instance"] = f"urn:protodcs:request:{request_id}"
         if self.errors:
-            document["errors"] = [{key: _encodable(str(value)) for key, value in one.items()} for one in self.errors]
+            document["errors"] = [error.model_dump(exclude_none=True) for error in self.errors]
         return document
 
     def response(self, scope: Scope) -> Response:
@@ -162,16 +179,12 @@ class ProblemError(ProtoDCSError, HTTPException):
 
 
 def of_status(status: int, detail: str, headers: Mapping[str, str] | None = None) -> ProblemError:
-    """Return the problem for an error that only has a status."""
-    code = _BY_STATUS.get(status, "bad_request" if status < 500 else "internal_error")
+    """Return the problem for an error that only has a status, such as one of the web framework."""
+    other = "bad_request" if status < 500 else "internal_error"
+    code = next((code for code, kind in TYPES.items() if kind.status == status), other)
     return ProblemError(code, detail, headers=headers)
 
 
 def retry_later(code: str, detail: str, seconds: float, headers: Mapping[str, str] | None = None) -> ProblemError:
     """Return a problem that says in how many seconds to send the request again."""
     return ProblemError(code, detail, headers={"Retry-After": str(max(1, math.ceil(seconds))), **(headers or {})})
-
-
-def _encodable(text: str) -> str:
-    """Return a text without lone surrogates, which a message may quote and no reader could encode."""
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -5,6 +5,7 @@ A route declares its rule with `requires`, beside its path. The service doesn't 
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from starlette.routing import compile_path
@@ -14,26 +15,37 @@ from .keys import OPERATOR, ROLES, Caller, Role
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
-class Rule(NamedTuple):
-    """What a route needs.
+@dataclass(slots=True)
+class Rule:
+    """What a route needs. As a decorator, it declares the rule of a route.
 
     Attributes:
-        action: what the route does, for the audit log.
         role: the lowest role that may use it; None if no key is needed.
+        action: what the route does, for the audit log.
         operator: only keys of the operator may use it.
-        audited: whether the audit log has a line for each request.
+        audited: whether the audit log has a line for each request. By default, if it needs an admin or returns images.
         max_body: maximum bytes of a body; None for the limit of the tenant.
         streamed: the body is read piece by piece for as long as it comes, so its size and time have no limit.
         images: only keys that may see images may use it.
     """
 
-    action: str
     role: Role | None
+    action: str
+    _: KW_ONLY
     operator: bool = False
-    audited: bool = False
+    audited: bool | None = None
     max_body: int | None = None
     streamed: bool = False
     images: bool = False
+
+    def __post_init__(self) -> None:
+        if self.audited is None:
+            self.audited = self.role == "admin" or self.images
+
+    def __call__(self, endpoint: Endpoint) -> Endpoint:
+        """Declare the rule of a route."""
+        endpoint.rule = self  # type: ignore[attr-defined]
+        return endpoint
 
     def denial(self, caller: Caller) -> str | None:
         """Return why a caller may not use the route; None if they may."""
@@ -46,28 +58,8 @@ class Rule(NamedTuple):
         return None
 
 
-def requires(
-    role: Role | None,
-    action: str,
-    *,
-    operator: bool = False,
-    audited: bool | None = None,
-    max_body: int | None = None,
-    streamed: bool = False,
-    images: bool = False,
-) -> Callable[[Endpoint], Endpoint]:
-    """Declare the rule of a route.
-
-    By default, the audit log has a line for each request that needs an admin or returns images.
-    """
-    audited = role == "admin" or images if audited is None else audited
-    rule = Rule(action, role, operator, audited, max_body, streamed, images)
-
-    def declare(endpoint: Endpoint) -> Endpoint:
-        endpoint.rule = rule  # type: ignore[attr-defined]
-        return endpoint
-
-    return declare
+# Beside the path of a route, this reads as a sentence.
+requires = Rule
 
 
 class Match(NamedTuple):
@@ -90,7 +82,7 @@ _NO_MATCH = Match(None, {})
 class RouteTable:
     """Finds the rules of a path, in the order and by the patterns in which the application finds its routes.
 
-    >>> table = RouteTable([("GET", "/v1/streams/{stream}", Rule("status", "read"))])
+    >>> table = RouteTable([("GET", "/v1/streams/{stream}", Rule("read", "status"))])
     >>> table.match("/v1/streams/camera-7").stream
     'camera-7'
     """

@@ -18,8 +18,9 @@ from starlette.types import Scope
 
 from ...errors import ProtoDCSError
 from ..settings import ServeConfig
+from .headers import header_values
 from .keys import Caller, Keys
-from .local import header_values
+from .local import is_own_page
 from .problems import ProblemError
 
 _VERSION = "1"
@@ -82,7 +83,7 @@ class Sessions:
         """Return a new session, or a renewed one, and the value of the header Set-Cookie."""
         nonce = secrets.token_urlsafe(12) if renewed is None else renewed.nonce
         session = Session(key, int(time.time() + self._seconds), nonce)
-        text = _text(session)
+        text = f"{_VERSION}.{session.key}.{session.expires}.{session.nonce}"
         token = f"{text}.{_signature(await self._shared_secret(), text)}"
         return session, self._header(scope, token, int(self._seconds))
 
@@ -130,10 +131,6 @@ class Sessions:
         return f"{self._name}={token}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
 
 
-def _text(session: Session) -> str:
-    return f"{_VERSION}.{session.key}.{session.expires}.{session.nonce}"
-
-
 def _signature(secret: bytes, text: str) -> str:
     digest = hmac.digest(secret, b"protodcs session " + text.encode(), hashlib.sha256)
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
@@ -144,13 +141,11 @@ def _is_https(scope: Scope) -> bool:
 
     A header of the caller decides this for the caller's own cookie only.
     """
-    return scope.get("scheme") == "https" or "https" in header_values(scope, b"x-forwarded-proto")
+    return scope.get("scheme") == "https" or b"https" in map(bytes.lower, header_values(scope, b"x-forwarded-proto"))
 
 
 def _is_of_own_page(scope: Scope) -> bool:
     """Return whether a page of this service made a request. A page of another site can change neither header."""
-    if origins := header_values(scope, b"origin"):
-        return origins[0] in {
-            f"{scheme}://{host}" for host in header_values(scope, b"host") for scheme in ("http", "https")
-        }
-    return header_values(scope, b"sec-fetch-site") == ["same-origin"]
+    if header_values(scope, b"origin"):
+        return is_own_page(scope, ("http", "https"))
+    return header_values(scope, b"sec-fetch-site") == [b"same-origin"]

@@ -4,8 +4,6 @@ Routes translate between HTTP and requests to workers, and nothing else. They ne
 and never respond with 200 before a change is durable. To add a route, add it to the router of its resource.
 """
 
-from typing import TYPE_CHECKING
-
 from fastapi import APIRouter, FastAPI
 
 from ...version import __version__
@@ -23,6 +21,7 @@ from ..workers.worker import Worker
 from . import (
     classes,
     clusters,
+    decisions,
     diagnosis,
     docs_page,
     feedback,
@@ -32,12 +31,10 @@ from . import (
     state,
     ui,
     vocabularies,
-    workers,
 )
 from . import webhooks as webhook_routes
 from .class_names import ClassNameEncoder
 from .context import Control, Encoding, Services
-from .decisions import router as decisions
 from .errors import handle_errors
 from .events import router as events
 from .events.feeds import Feeds
@@ -46,9 +43,6 @@ from .observations import router as observations
 from .openapi import common_problems, describe, rules_of
 from .request_log import RequestLog
 from .streams import router as streams
-
-if TYPE_CHECKING:
-    from ..log.thumbnails import ThumbnailMaker
 
 _DESCRIPTION = "Classification of streams of images that adapts to each stream and can answer unknown."
 _V1: tuple[APIRouter, ...] = (
@@ -65,7 +59,7 @@ _V1: tuple[APIRouter, ...] = (
     sessions.router,
     events.router,
     webhook_routes.router,
-    workers.router,
+    health.workers,
     health.router,
 )
 RESOURCES = (*_V1, docs_page.router, ui.router)
@@ -93,22 +87,25 @@ def application(
     limits = Limits(config, worker.count_streams)
     keys = None if config.keys is None else Keys.open(config.keys)
     browser_sessions = None if keys is None else Sessions(keys, config, worker.session_secret)
-    class_encoder = None
-    if encoding is not None:
-        class_encoder = ClassNameEncoder(encoding.prototypes, config, encoding.vocabulary, encoding.calls)
+    thumbnails = None
+    if encoding is not None and config.stores_thumbnails:
+        # A service without an encoder needs no Pillow.
+        from ..log.thumbnails import ThumbnailMaker
+
+        thumbnails = ThumbnailMaker()
     api.state.services = Services(
         config,
         queues,
         control,
         worker,
         encoding,
-        class_encoder,
+        None if encoding is None else ClassNameEncoder(encoding, config),
         limits,
         Readiness(control, encoding, config.lease_seconds),
         browser_sessions,
         Feeds(config, queues, worker.list_streams),
         webhooks,
-        None if encoding is None or not config.stores_thumbnails else _thumbnail_maker(),
+        thumbnails,
     )
     for resource in _V1:
         api.include_router(resource, responses=common_problems())
@@ -125,10 +122,3 @@ def application(
         direct=observations.DIRECT,
     )
     return api
-
-
-def _thumbnail_maker() -> "ThumbnailMaker":
-    # A service without an encoder needs no Pillow.
-    from ..log.thumbnails import ThumbnailMaker
-
-    return ThumbnailMaker()

@@ -5,8 +5,9 @@ A long list of class names takes minutes. It must neither hold up the lists of o
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,14 +20,27 @@ from ..stream.shared import pack_prototypes, unpack_prototypes
 # Class names in one call to the encoder.
 CHUNK = 64
 
-# Fingerprint and packed prototypes of class names.
-EncodeNames = Callable[[list[str]], Awaitable[tuple[str, bytes]]]
-# The same for the general names; None if there are too few beside the given classes.
-FindVocabulary = Callable[[list[str]], Awaitable[tuple[str, bytes] | None]]
 
+class NameEncoder(Protocol):
+    """An encoder of class names.
 
-async def _no_vocabulary(classes: list[str]) -> None:
-    return None
+    Attributes:
+        calls: batches that may be encoded at once.
+    """
+
+    calls: int
+
+    async def prototypes(self, classes: list[str]) -> tuple[str, bytes]:
+        """Return the fingerprint and the packed prototypes of class names."""
+        ...
+
+    async def vocabulary(self, classes: list[str]) -> tuple[str, bytes] | None:
+        """Return the fingerprint and the packed rows of the general names; None if there are too few others."""
+        ...
+
+    async def facts(self) -> dict[str, Any]:
+        """Return name, fingerprint, temperature and dimension."""
+        ...
 
 
 class ClassEncodingTimeoutError(ProtoDCSError, TimeoutError):
@@ -36,17 +50,10 @@ class ClassEncodingTimeoutError(ProtoDCSError, TimeoutError):
 class ClassNameEncoder:
     """Encodes the class names of requests, up to `calls` chunks at once. One for each process that serves HTTP."""
 
-    def __init__(
-        self,
-        encode: EncodeNames,
-        config: ServeConfig,
-        find_vocabulary: FindVocabulary = _no_vocabulary,
-        calls: int = 1,
-    ):
-        self._encode = encode
-        self._find_vocabulary = find_vocabulary
+    def __init__(self, encoder: NameEncoder, config: ServeConfig):
+        self.encoder = encoder
         self._config = config
-        self._calls = asyncio.Semaphore(calls)
+        self._calls = asyncio.Semaphore(encoder.calls)
         # Each tenant has at most one chunk under way or next in line, so tenants take turns.
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._queued: Counter[str] = Counter()
@@ -64,7 +71,7 @@ class ClassNameEncoder:
                 async with asyncio.timeout(self._config.class_encoding_timeout):
                     for start in range(0, len(names), CHUNK):
                         async with self._turns[tenant], self._calls:
-                            chunks.append(await self._encode(names[start : start + CHUNK]))
+                            chunks.append(await self.encoder.prototypes(names[start : start + CHUNK]))
             except TimeoutError:
                 raise ClassEncodingTimeoutError(
                     f"{min(len(names), CHUNK * len(chunks))} of {len(names)} class names were encoded within "
@@ -80,7 +87,7 @@ class ClassNameEncoder:
         """
         try:
             async with asyncio.timeout(self._config.request_seconds):
-                return await self._find_vocabulary(classes)
+                return await self.encoder.vocabulary(classes)
         except TimeoutError:
             raise ClassEncodingTimeoutError(
                 "The encoder is still encoding its vocabulary, which takes minutes on a CPU, once for each encoder. "
@@ -91,7 +98,7 @@ class ClassNameEncoder:
     def _admitted(self, tenant: str, count: int) -> Iterator[None]:
         """Count class names as waiting. A request that waits alone is admitted, however long its list is."""
         most = self._config.max_queued_class_names
-        share = self._config.tenant_max_fraction * most if tenant else most
+        share = self._config.share(tenant, most)
         total, own = self._queued.total(), self._queued[tenant]
         if (total and total + count > most) or (own and own + count > share):
             raise OverloadedError(

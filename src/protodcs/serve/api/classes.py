@@ -3,7 +3,7 @@
 import json
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import BaseModel, Field
 
 from ...arrays import Feature
@@ -17,11 +17,10 @@ from .class_names import ClassNameEncoder
 from .clusters import ClusterName, ClusterPath
 from .context import Changing, Context, RequestContext
 from .features import from_row
-from .json_parsing import JsonRoute
-from .openapi import LOCATION, location, problems
+from .openapi import LOCATION, location, resource
 from .schemas import Body, Change, ClassName, NamePath, Row, StreamPath
 
-router = APIRouter(tags=["classes"], route_class=JsonRoute, responses=problems(404, 409, 410))
+router = resource("classes", 404, 409, 410)
 
 
 class NewClass(Body):

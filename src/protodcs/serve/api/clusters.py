@@ -4,18 +4,17 @@ import json
 from contextlib import suppress
 from typing import Annotated, Any
 
-from fastapi import APIRouter, BackgroundTasks, Path, Query
+from fastapi import BackgroundTasks, Path, Query
 from pydantic import BaseModel, Field
 
 from ..access.problems import ProblemError
 from ..access.rules import requires
 from ..messages import Action
 from .context import Changing, Context, RequestContext
-from .json_parsing import JsonRoute
-from .openapi import problems
+from .openapi import resource
 from .schemas import Body, Change, ClassName, StreamPath
 
-router = APIRouter(tags=["clusters"], route_class=JsonRoute, responses=problems(404, 409, 410))
+router = resource("clusters", 404, 409, 410)
 
 _MOST_MERGED = 100
 ClusterId = Annotated[int, Field(ge=0, lt=2**62)]

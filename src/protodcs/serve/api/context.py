@@ -19,7 +19,7 @@ from ..stream.records import LONGEST_KEY
 from ..telemetry.readiness import Readiness
 from ..workers.webhooks import Webhooks
 from ..workers.worker import Worker
-from .class_names import ClassNameEncoder
+from .class_names import ClassNameEncoder, NameEncoder
 from .errors import InternalError
 from .schemas import Change
 
@@ -38,28 +38,6 @@ _CODES = {
     ReplyStatus.FAILED: "internal_error",
     ReplyStatus.CLOSED: "unavailable",
 }
-
-
-class NameEncoder(Protocol):
-    """An encoder of class names.
-
-    Attributes:
-        calls: batches that may be encoded at once.
-    """
-
-    calls: int
-
-    async def prototypes(self, classes: list[str]) -> tuple[str, bytes]:
-        """Return the fingerprint and the packed prototypes of class names."""
-        ...
-
-    async def vocabulary(self, classes: list[str]) -> tuple[str, bytes] | None:
-        """Return the fingerprint and the packed rows of the general names; None if there are too few others."""
-        ...
-
-    async def facts(self) -> dict[str, Any]:
-        """Return name, fingerprint, temperature and dimension."""
-        ...
 
 
 class Encoding(NameEncoder, Protocol):
@@ -135,6 +113,11 @@ class RequestContext:
     def tenant(self) -> str:
         """The caller's tenant; empty without keys."""
         return tenant_of_caller(self.http)
+
+    def is_allowed(self) -> bool:
+        """Return whether the caller's key and session are still good."""
+        sessions, caller = self.services.sessions, self.caller
+        return sessions is None or caller is None or sessions.is_good(self.session, caller)
 
     def scoped(self, stream: str) -> str:
         """Return the id that workers and stores use for a stream of the caller."""

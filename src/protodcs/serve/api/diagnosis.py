@@ -1,15 +1,14 @@
 """Estimate what a stream can and cannot decide."""
 
-from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from ..access.rules import requires
 from ..messages import Action
 from .context import Context
-from .openapi import problems
+from .openapi import resource
 from .schemas import StreamPath
 
-router = APIRouter(tags=["streams"], responses=problems(404, 409, 410))
+router = resource("streams", 404, 409, 410)
 
 
 class MissingClass(BaseModel):

@@ -1,5 +1,6 @@
 """The page `/docs`: all routes, generated from the OpenAPI document. It loads nothing from other machines."""
 
+from collections.abc import Iterable, Iterator
 from html import escape
 from typing import Any
 
@@ -36,42 +37,35 @@ def page(document: dict[str, Any]) -> str:
     groups: dict[str, list[str]] = {}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            groups.setdefault(operation["tags"][0], []).append(_operation(method.upper(), path, operation))
-    parts = [f"<h2>{escape(tag)}</h2>{''.join(rows)}" for tag, rows in groups.items()]
-    schemas = document["components"]["schemas"].items()
-    parts += ["<h2>schemas</h2>", *(_schema(name, schema) for name, schema in schemas)]
+            title = f"<b>{method.upper()}</b> {escape(path)}"
+            groups.setdefault(operation["tags"][0], []).append(_details(title, operation, _rows(operation)))
+    for name, schema in document["components"]["schemas"].items():
+        fields = schema.get("properties", {}).items()
+        rows = [(field, f"{_name(about)} {about.get('description', '')}") for field, about in fields]
+        groups.setdefault("schemas", []).append(_details(escape(name), schema, rows))
     title = f"{escape(document['info']['title'])} {escape(document['info']['version'])}"
+    parts = [f"<h2>{escape(group)}</h2>{''.join(details)}" for group, details in groups.items()]
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
         f"<h1>{title}</h1><p>The same as <a href=openapi.json>openapi.json</a>.</p>{''.join(parts)}</html>"
     )
 
 
-def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
-    rows = [
-        (f"{parameter['name']} ({parameter['in']})", parameter.get("description", ""))
-        for parameter in operation.get("parameters", [])
-    ]
+def _rows(operation: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield names and meanings of what a route takes and returns."""
+    for parameter in operation.get("parameters", []):
+        yield f"{parameter['name']} ({parameter['in']})", parameter.get("description", "")
     for media_type, content in operation.get("requestBody", {}).get("content", {}).items():
-        rows.append((f"body: {media_type}", _name(content["schema"])))
+        yield f"body: {media_type}", _name(content["schema"])
     for status, response in operation["responses"].items():
         body: dict[str, Any] = next(iter(response.get("content", {}).values()), {})
-        rows.append((status, f"{_name(body.get('schema', {}))} {response['description']}"))
-    return _details("", f"<b>{method}</b> {escape(path)}", operation, rows)
+        yield status, f"{_name(body.get('schema', {}))} {response['description']}"
 
 
-def _schema(name: str, schema: dict[str, Any]) -> str:
-    rows = [
-        (field, f"{_name(about)} {about.get('description', '')}")
-        for field, about in schema.get("properties", {}).items()
-    ]
-    return _details(f" id='{escape(name)}'", escape(name), schema, rows)
-
-
-def _details(attribute: str, title: str, described: dict[str, Any], rows: list[tuple[str, str]]) -> str:
+def _details(title: str, described: dict[str, Any], rows: Iterable[tuple[str, str]]) -> str:
     cells = "".join(f"<tr><th><code>{escape(name)}</code><td>{escape(about)}" for name, about in rows)
     return (
-        f"<details{attribute}><summary><code>{title}</code></summary>"
+        f"<details><summary><code>{title}</code></summary>"
         f"<p>{escape(described.get('description', ''))}</p><table>{cells}</table></details>"
     )
 

@@ -82,9 +82,9 @@ def _invalid(problem: RequestValidationError) -> ProblemError:
         )
         for error in problem.errors()[:_MAX_ERRORS]
     ]
-    if errors[0].get("type") == "json_invalid":
-        return ProblemError("invalid_json", f"The body is not valid JSON: {errors[0]['message']}.")
-    detail = "; ".join(f"{error['field']}: {error['message']}" for error in errors)
+    if errors[0].type == "json_invalid":
+        return ProblemError("invalid_json", f"The body is not valid JSON: {errors[0].message}.")
+    detail = "; ".join(f"{error.field}: {error.message}" for error in errors)
     return ProblemError("invalid_request", detail, errors=errors)
 
 

@@ -28,7 +28,9 @@ def from_bytes(body: bytes, count: str, numbers: np.dtype[Any] = _FLOAT32) -> li
     """Return the features of a body of numbers; `count` says how many features there are."""
     if not count.isdecimal() or len(count) > 10 or not 0 < int(count) <= MAX_ROWS:
         raise InputError(f"`count` must be a number from 1 to {MAX_ROWS}; given: {count[:100]!r}.")
-    return _split(rows_in(body, int(count), numbers))
+    rows = rows_in(body, int(count), numbers)
+    # The engine checks it. More rows are checked here: a request is applied as a whole.
+    return [body] if len(rows) == 1 and numbers is _FLOAT32 else _split(rows)
 
 
 def rows_in(body: bytes, count: int, numbers: np.dtype[Any] = _FLOAT32) -> NDArray[np.floating]:

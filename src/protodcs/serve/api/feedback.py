@@ -1,6 +1,6 @@
 """Correct decisions, and list those that a person should look at."""
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import BaseModel, Field
 
 from ...decision_log import LoggedDecision
@@ -10,14 +10,12 @@ from ..log.entries import LogQuery
 from ..messages import Action
 from ..stream.feedback import Feedback, pack_feedback
 from .context import Changing, Context
-from .decisions.handler import read_page
-from .decisions.schemas import MAX_PAGE, Position
+from .decisions import MAX_PAGE, read_page
 from .features import from_row
-from .json_parsing import JsonRoute
-from .openapi import problems
-from .schemas import Body, Change, ClassName, Row, StreamPath
+from .openapi import resource
+from .schemas import POSITIONS, Body, Change, ClassName, PositionPath, Row, StreamPath
 
-router = APIRouter(tags=["feedback"], route_class=JsonRoute, responses=problems(404, 409, 410))
+router = resource("feedback", 404, 409, 410)
 
 
 class Correction(Body):
@@ -25,7 +23,7 @@ class Correction(Body):
 
     label: ClassName | None = Field(description="The class of the sample; null if it is unknown.")
     position: int | None = Field(
-        None, ge=0, lt=2**62, description="Position of the sample in the journal, if the stream stores samples."
+        None, ge=0, lt=POSITIONS, description="Position of the sample in the journal, if the stream stores samples."
     )
     feature: Row | None = Field(None, description="The feature of the sample.")
 
@@ -50,7 +48,7 @@ async def correct(stream: StreamPath, body: Correction, context: Changing) -> Ch
 
 @router.delete("/v1/streams/{stream}/feedback/{position}")
 @requires("observe", "withdraw feedback", audited=True)
-async def withdraw(stream: StreamPath, position: Position, context: Changing) -> Change:
+async def withdraw(stream: StreamPath, position: PositionPath, context: Changing) -> Change:
     """Withdraw the correction of a sample, if there is one. Its decision is the stream's own again."""
     payload = pack_feedback(Feedback(None, position, withdrawn=True))
     return await context.change(stream, Action.FEEDBACK, payload)

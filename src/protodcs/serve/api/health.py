@@ -1,14 +1,17 @@
-"""Health and readiness of the service."""
+"""Health and readiness of the service, and its workers."""
 
-from fastapi import APIRouter
+from typing import Any
+
 from pydantic import BaseModel, Field
 
 from ...version import __version__
 from ..access.problems import ProblemError
 from ..access.rules import requires
 from .context import Context
+from .openapi import resource
 
-router = APIRouter(tags=["health"])
+router = resource("health")
+workers = resource("workers")
 
 
 class Health(BaseModel):
@@ -39,3 +42,18 @@ async def ready(context: Context) -> Ready:
     if failing:
         raise ProblemError("unavailable", "; ".join(f"{part}: {reason}" for part, reason in failing.items()))
     return Ready(ready=True)
+
+
+class WorkerList(BaseModel):
+    """The names of all workers, and what those report that respond."""
+
+    names: list[str]
+    workers: list[dict[str, Any]]
+
+
+@workers.get("/v1/workers")
+@requires("admin", "workers", operator=True, audited=False)
+async def list_workers(context: Context) -> WorkerList:
+    """Return the names of all workers, and what those report that respond."""
+    control = context.services.control
+    return WorkerList(names=await control.workers(), workers=await control.all_facts())

@@ -12,12 +12,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from fastapi import Request, Response
-from opentelemetry.trace import Span
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..access.audit import AuditTrail
 from ..access.authentication import Access
+from ..access.headers import header, index_headers
 from ..access.limits import Limits
 from ..access.problems import ProblemError
 from ..telemetry import logs, traces
@@ -25,7 +24,7 @@ from .errors import as_response
 from .json_parsing import JsonRequest
 from .request_log import DISCONNECTED, RequestLog, reason_of
 
-_ID = "X-Request-Id"
+_ID = b"x-request-id"
 _NOT_WRITTEN = (
     "The audit log cannot be written, so the result of this request is unknown. Retry with the same idempotency key."
 )
@@ -67,10 +66,12 @@ class ServiceMiddleware:
         if scope["type"] != "http":
             await (self._app(scope, receive, send) if scope["type"] == "lifespan" else _close(send))
             return
-        start, headers = time.perf_counter(), Headers(scope=scope)
+        start = time.perf_counter()
         # A server may share one state between requests.
-        state = scope["state"] = {**scope.get("state", {}), "request_id": logs.request_id(headers.get(_ID))}
-        with traces.request_span(headers, **{"request.id": state["request_id"]}) as span:
+        state = scope["state"] = {**scope.get("state", {})}
+        index_headers(scope)
+        state["request_id"] = logs.request_id(header(scope, _ID))
+        with traces.request_span(scope, state["request_id"]) as span:
             response = _Sent(self._audit, scope, receive, send)
             problem: Exception | None = None
             try:
@@ -80,10 +81,8 @@ class ServiceMiddleware:
                 await response.fail(problem)
                 raise
             finally:
-                self._record(scope, span, response, time.perf_counter() - start, problem)
-
-    def _record(self, scope: Scope, span: Span, sent: "_Sent", seconds: float, problem: Exception | None) -> None:
-        self._log.record(scope, span, sent.status, seconds, sent.reason, problem)
+                seconds = time.perf_counter() - start
+                self._log.record(scope, span, response.status, seconds, response.reason, problem)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -133,7 +132,8 @@ class _Sent:
                 self._replaced = True
                 await self._send_not_written()
                 return
-            MutableHeaders(scope=message)[_ID] = self._scope["state"]["request_id"]
+            named = (_ID, self._scope["state"]["request_id"].encode())
+            message["headers"] = [*(found for found in message["headers"] if found[0] != _ID), named]
         elif self.status >= 400 and self.reason is None:
             self.reason = reason_of(message.get("body", b""))
         await self._send(message)
@@ -147,7 +147,7 @@ class _Sent:
             await self._audit.write(self._scope, status)
 
     async def _send_not_written(self) -> None:
-        named = {_ID: self._scope["state"]["request_id"]}
+        named = {_ID.decode(): self._scope["state"]["request_id"]}
         problem = ProblemError("unavailable", _NOT_WRITTEN, headers=named)
         self.status, self.reason = problem.status_code, problem.code
         await problem.response(self._scope)(self._scope, self._receive, self._send)

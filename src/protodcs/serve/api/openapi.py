@@ -4,15 +4,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 from starlette.routing import BaseRoute
 
-from ..access.problems import MEDIA_TYPE, RETRYABLE, TYPES
+from ..access.problems import MEDIA_TYPE, RETRYABLE, TYPES, Problem
 from ..access.rules import Rule
-from .schemas import Problem
+from .json_parsing import JsonRoute
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -37,6 +37,11 @@ def problems(*statuses: int) -> Responses:
         if status in RETRYABLE:
             found[status]["headers"] = {"Retry-After": _RETRY_AFTER}
     return found
+
+
+def resource(tag: str, *statuses: int) -> APIRouter:
+    """Return the router of a resource, whose routes can fail with these statuses besides those of all routes."""
+    return APIRouter(tags=[tag], route_class=JsonRoute, responses=problems(*statuses))
 
 
 def common_problems() -> Responses:

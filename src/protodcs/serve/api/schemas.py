@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import Path
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from ..store.schema import POSITION_BITS
 from .features import MAX_WIDTH
 
 _MAX_CLASS_NAME = 1000
@@ -43,6 +44,9 @@ Row = Annotated[list[float], Field(fail_fast=True, max_length=MAX_WIDTH)]
 Rows = Annotated[list[Row], Field(fail_fast=True, min_length=1)]
 
 StreamPath = Annotated[str, Path(min_length=1, description="Id of the stream.")]
+# The decision log has so many positions for each stream.
+POSITIONS = 1 << POSITION_BITS
+PositionPath = Annotated[int, Path(ge=0, lt=POSITIONS, description="Position of the decision in the journal.")]
 NamePath = Annotated[str, Path(min_length=1)]
 
 
@@ -67,23 +71,3 @@ class Change(BaseModel):
     position: int = Field(description="Position of the record in the journal.")
     epoch: int = Field(description="Epoch of the worker that wrote the record.")
     repeated: bool = Field(description="Whether this request was applied before; then nothing changed now.")
-
-
-class FieldError(BaseModel):
-    """What is wrong with one field of a request."""
-
-    field: str
-    message: str
-    type: str | None = None
-
-
-class Problem(BaseModel):
-    """An error (RFC 9457)."""
-
-    type: str = Field(description="A URI that ends with the code.")
-    title: str
-    status: int
-    code: str = Field(description="Stable name of the error.")
-    detail: str = Field(description="What is wrong, and how to fix it.")
-    instance: str | None = Field(None, description="A URI that ends with the request id.")
-    errors: list[FieldError] | None = Field(None, description="What is wrong with single fields.")

@@ -5,15 +5,14 @@ Pages cannot send an access key with images and events. They exchange it once fo
 
 from datetime import UTC, datetime
 
-from fastapi import APIRouter
 from pydantic import AwareDatetime, BaseModel, Field
 
 from ..access.keys import Role
 from ..access.rules import requires
-from ..access.sessions import Session
 from .context import Context, RequestContext
+from .openapi import resource
 
-router = APIRouter(tags=["session"])
+router = resource("session")
 
 
 class SessionStatus(BaseModel):
@@ -33,16 +32,14 @@ async def sign_in(context: Context) -> SessionStatus:
 
     Send the key once in the header `Authorization: Bearer pdcs_...`. Without keys, this does nothing.
     """
-    return await _with_cookie(context)
+    return await _status(context, renew=True)
 
 
 @router.get("/v1/session")
 @requires("read", "session")
 async def status(context: Context) -> SessionStatus:
     """Return who calls. If the caller has a session, this renews it."""
-    if context.session is None:
-        return _status(context, None)
-    return await _with_cookie(context)
+    return await _status(context, renew=context.session is not None)
 
 
 @router.delete("/v1/session", status_code=204)
@@ -54,22 +51,17 @@ async def sign_out(context: Context) -> None:
         context.response.headers["Set-Cookie"] = sessions.sign_out(context.http.scope, context.session)
 
 
-async def _with_cookie(context: RequestContext) -> SessionStatus:
+async def _status(context: RequestContext, renew: bool) -> SessionStatus:
+    """Return who calls. If there are keys and `renew` is true, the response has a new or a renewed cookie."""
     sessions, caller = context.services.sessions, context.caller
-    if sessions is None or caller is None:
-        return _status(context, None)
-    session, header = await sessions.cookie(context.http.scope, caller.key, context.session)
-    context.response.headers["Set-Cookie"] = header
-    # What is said of one caller must not be said to another.
-    context.response.headers["Cache-Control"] = "no-store"
-    return _status(context, session)
-
-
-def _status(context: RequestContext, session: Session | None) -> SessionStatus:
-    caller = context.caller
-    expires = None if session is None else datetime.fromtimestamp(session.expires, UTC)
     images = not context.services.config.forbid_images
-    if caller is None:
+    if sessions is None or caller is None:
         return SessionStatus(tenant=None, role="admin", images=images, key_id=None, expires=None)
+    expires = None
+    if renew:
+        session, cookie = await sessions.cookie(context.http.scope, caller.key, context.session)
+        # What is said of one caller must not be said to another.
+        context.response.headers.update({"Set-Cookie": cookie, "Cache-Control": "no-store"})
+        expires = datetime.fromtimestamp(session.expires, UTC)
     images = images and caller.images
     return SessionStatus(tenant=caller.tenant, role=caller.role, images=images, key_id=caller.key, expires=expires)

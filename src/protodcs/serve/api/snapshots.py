@@ -2,18 +2,16 @@
 
 from typing import Any
 
-from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from ..access.rules import requires
 from ..messages import Action
 from ..stream.idempotency import digest_of
 from .context import Changing, Context
-from .json_parsing import JsonRoute
-from .openapi import LOCATION, location, problems
+from .openapi import LOCATION, location, resource
 from .schemas import Body, Change, NamePath, SnapshotName, StreamPath
 
-router = APIRouter(tags=["snapshots"], route_class=JsonRoute, responses=problems(404, 409, 410))
+router = resource("snapshots", 404, 409, 410)
 
 _SMALL = 2**16
 

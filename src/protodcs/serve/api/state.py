@@ -2,15 +2,15 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Response
+from fastapi import Header, Response
 
 from ..access.rules import requires
 from ..messages import Action
 from .context import Changing, Context
-from .openapi import BINARY, problems
+from .openapi import BINARY, resource
 from .schemas import Change, StreamPath
 
-router = APIRouter(tags=["state"], responses=problems(404, 409, 410, 412))
+router = resource("state", 404, 409, 410, 412)
 
 _ETAG = {"description": "Version of the state, for If-Match and If-None-Match.", "schema": {"type": "string"}}
 _EXPORTED: dict[int | str, dict[str, Any]] = {

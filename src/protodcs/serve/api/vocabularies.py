@@ -3,7 +3,7 @@
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from pydantic import BaseModel, Field
 
 from ...core.state_checks import check_unit
@@ -15,9 +15,9 @@ from ..settings import scoped_name
 from ..stream.shared import check_vocabulary, pack_rows
 from .context import Context, RequestContext, checked
 from .features import rows_in
-from .openapi import BINARY, problems
+from .openapi import BINARY, problems, resource
 
-router = APIRouter(tags=["vocabularies"])
+router = resource("vocabularies")
 
 _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/octet-stream": BINARY}}}
 Fingerprint = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="SHA-256 of the vocabulary.")]

@@ -1,22 +1,20 @@
 """Create, list and delete webhooks, and read what could not be delivered."""
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
-from fastapi import APIRouter, Path
-from pydantic import AwareDatetime, BaseModel, Field
+from fastapi import Path
+from pydantic import BaseModel, Field
 
 from ..access.problems import ProblemError
 from ..access.rules import requires
-from ..workers.webhooks import Webhook
+from ..workers.webhooks import CreatedWebhook, EventName, Webhook, WebhookStatus
 from .context import Context, RequestContext
-from .json_parsing import JsonRoute
-from .openapi import LOCATION, location, problems
+from .openapi import LOCATION, location, problems, resource
 from .schemas import Body, StreamId, Text
 
-router = APIRouter(tags=["webhooks"], route_class=JsonRoute)
+router = resource("webhooks")
 
 WebhookPath = Annotated[str, Path(min_length=1, max_length=100, description="Id of the webhook.")]
-EventName = Literal["guard", "possible_shift", "many_unknown"]
 _EVENT_NAMES: tuple[EventName, ...] = get_args(EventName)
 
 
@@ -32,22 +30,7 @@ class NewWebhook(Body):
     )
 
 
-class WebhookStatus(BaseModel):
-    """A webhook."""
-
-    id: str
-    url: str
-    events: list[EventName]
-    streams: list[str] | None
-    created: AwareDatetime
-
-
-class CreatedWebhook(WebhookStatus):
-    """A webhook and its secret, which no other response contains."""
-
-    secret: str = Field(description="Key of the signatures, as Standard Webhooks has it: `whsec_` and base64.")
-
-
+# FastAPI sends only the fields of the type that a route returns: not the tenant, and the secret once.
 class WebhookList(BaseModel):
     """The webhooks of the caller, oldest first."""
 
@@ -74,25 +57,24 @@ class DeadLetters(BaseModel):
 async def create(body: NewWebhook, context: Context) -> CreatedWebhook:
     """Create a webhook. It gets all notices from now on."""
     webhooks = context.services.webhooks
-    events: list[str] = [name for name in _EVENT_NAMES if name in body.events]
+    events = [name for name in _EVENT_NAMES if name in body.events]
     made = await webhooks.create(context.tenant, body.url, events, body.streams)
     context.response.headers["Location"] = location("webhooks", made.id)
-    return CreatedWebhook.model_validate(made._asdict())
+    return made
 
 
 @router.get("/v1/webhooks")
 @requires("admin", "list webhooks", audited=False)
 async def list_(context: Context) -> WebhookList:
     """Return the caller's webhooks."""
-    found = await context.services.webhooks.of_tenant(context.tenant)
-    return WebhookList(webhooks=[WebhookStatus.model_validate(webhook._asdict()) for webhook in found])
+    return WebhookList(webhooks=[*await context.services.webhooks.of_tenant(context.tenant)])
 
 
 @router.get("/v1/webhooks/{webhook}", responses=problems(404))
 @requires("admin", "list webhooks", audited=False)
 async def status(webhook: WebhookPath, context: Context) -> WebhookStatus:
     """Return a webhook."""
-    return WebhookStatus.model_validate((await _found(context, webhook))._asdict())
+    return await _found(context, webhook)
 
 
 @router.delete("/v1/webhooks/{webhook}", status_code=204, responses=problems(404))

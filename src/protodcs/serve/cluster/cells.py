@@ -32,7 +32,7 @@ from ..access.problems import ProblemError
 from ..api.streams.listing import key_of, pack_cursor
 from ..api.streams.schemas import ListedStream
 from ..runtime.preflight import bind
-from ..runtime.service import Server
+from ..runtime.server import Server
 
 _CONNECT_SECONDS: Final = 2.0
 # Requests have so much time to end after a signal.
@@ -231,7 +231,7 @@ class Front:
         found.sort(key=lambda stream: key_of(stream, sort), reverse=sort.startswith("-"))
         more = len(found) > limit or any(page["next_cursor"] for page in pages)
         # A cursor names a place in the order, so it means the same in every cell.
-        cursor = pack_cursor(key_of(found[limit - 1], sort), sort) if more else None
+        cursor = pack_cursor(found[limit - 1], sort) if more else None
         streams = [stream.model_dump(mode="json") for stream in found[:limit]]
         return JSONResponse({"streams": streams, "next_cursor": cursor})
 

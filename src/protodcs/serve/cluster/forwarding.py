@@ -9,31 +9,32 @@ import asyncio
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
 from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ..messages import Action, Reply, ReplyStatus, Request, WorkerLostError, internal_error
 from ..pipeline.group import MAX_REQUESTS, Group
 from ..pipeline.pipeline import Pipeline
 from ..settings import ServeConfig
 from ..telemetry.metrics import IngressMetrics
+from ..workers.waiting import wait_at_most
 from .partitions import PartitionMap
+
+if TYPE_CHECKING:
+    from .membership import Membership
 
 _log = logging.getLogger(__name__)
 
 # Calls to one process that share what arrives, at most. A call that takes longer than so many seconds does not count.
 _MAX_CALLS, _SHORT = 2, 0.02
-# Pause between attempts to read where streams belong, in seconds.
-_PAUSE = 0.05
 # Pause before a request is sent again whose stream moves to another process, in seconds.
 _MOVING_PAUSE = 0.02
-# How often that is read if nothing fails, in seconds.
-_REFRESH = 2.0
 # Pauses between the health checks of a process that failed double from `lease_seconds / 10` to this, in seconds.
 _MAX_BACK_OFF = 60.0
+_NO_PROCESS = Reply(ReplyStatus.LATER, "no process serves yet")
 _HEALTH_CHECK = Request("", Action.CHECK_HEALTH, "")
 # What a process sends in place of replies while it works.
 AT_WORK: tuple[int, list[Reply]] = (-1, [])
@@ -83,38 +84,34 @@ class Forwarding:
         name: str,
         pipeline: Pipeline,
         call: CallProcess,
-        find_placement: Callable[[], Awaitable[PartitionMap]],
+        membership: "Membership",
         config: ServeConfig,
         metrics: IngressMetrics,
     ):
         self._name = name
         self._pipeline = pipeline
         self._call_process = call
-        self._find_placement = find_placement
+        self._membership = membership
+        self._placement = membership.placement
         self._config = config
         self._metrics = metrics
         metrics.suspect_workers.set_function(lambda: sum(found.suspect for found in self._processes.values()))
         self._processes: defaultdict[str, _Process] = defaultdict(_Process)
         # Who holds a stream, by the replies of others, if it is not the first of the placement.
         self._holders: dict[str, str] = {}
-        self._placement: PartitionMap | None = None
-        self._refreshed = 0.0
-        self._refreshing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
-        # Groups that came before the first placement.
-        self._early: list[Group] = []
 
     def begin(self, group: Group) -> None:
         """Send a group."""
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch(), context=Context())
-        if self._placement is None or time.monotonic() - self._refreshed > _REFRESH:
-            self._refresh()
-        if self._placement is None:
-            self._early.append(group)
+        placement = self._find_placement()
+        if not placement.workers:
+            self._membership.refresh()
+            group.end_all(_NO_PROCESS)
             return
-        name, take_from = self._target(self._placement, group.stream)
-        stand_in = name != self._placement.first(group.stream)
+        name, take_from = self._target(placement, group.stream)
+        stand_in = name != placement.first(group.stream)
         requests = group.requests
         if stand_in or take_from:
             requests = [request._replace(stand_in=stand_in, take_from=take_from) for request in requests]
@@ -166,16 +163,14 @@ class Forwarding:
                 holder.wanted.set()
         elif problem.status is ReplyStatus.MOVED:
             self._holders.pop(stream, None)
-            first = None if self._placement is None else self._placement.first(stream)
-            if problem.message not in ("", name, first):
+            placement = self._find_placement()
+            if problem.message not in ("", name, placement.first(stream)):
                 # The process may know of a change before this one does.
                 self._holders[stream] = problem.message
-                self._refresh()
-            elif self._placement is None or self._target(self._placement, stream)[0] == name:
-                # For example one that drains and stands in for the first.
-                self._refresh()
-            else:
+            elif self._target(placement, stream)[0] != name:
                 return 0.0
+            # Otherwise it is for example one that drains and stands in for the first.
+            self._membership.refresh()
             return _MOVING_PAUSE
         else:
             if self._holders.get(stream) == name or self._processes[name].suspect:
@@ -251,7 +246,7 @@ class Forwarding:
             process.wanted.clear()
             process.fail()
         self._check_health(name)
-        self._refresh()
+        self._membership.refresh()
         process.waiting.clear()
         for call in process.calls - {asyncio.current_task()}:
             call.cancel()
@@ -265,16 +260,16 @@ class Forwarding:
             return
         if process.checks is not None:
             process.checks.cancel()
-        was_suspect, process.suspect = process.suspect, False
-        process.failures = process.failures_in_a_row = 0
-        if was_suspect:
-            self._check_suspects()
+        process.failures = 0
+        self._trust(process)
 
-    def _check_suspects(self) -> None:
-        """Check all suspects soon: a process recovered, and the cause of their failures may be gone."""
-        for process in self._processes.values():
-            if process.suspect:
-                process.wanted.set()
+    def _trust(self, process: _Process) -> None:
+        """Send requests to a process. If it was suspect, check the others soon: the cause of it may be gone."""
+        was_suspect, process.suspect, process.failures_in_a_row = process.suspect, False, 0
+        if was_suspect:
+            for other in self._processes.values():
+                if other.suspect:
+                    other.wanted.set()
 
     def _check_health(self, name: str) -> None:
         """Check a process in the background until it is healthy, unless that is in progress."""
@@ -289,9 +284,7 @@ class Forwarding:
             healthy = await self._is_healthy(name)
             self._metrics.health_checks.labels("passed" if healthy else "failed").inc()
             if healthy:
-                was_suspect, process.suspect, process.failures_in_a_row = process.suspect, False, 0
-                if was_suspect:
-                    self._check_suspects()
+                self._trust(process)
                 return
             if process.suspect:
                 process.fail()
@@ -303,9 +296,7 @@ class Forwarding:
         shortest = self._config.lease_seconds / 10
         await asyncio.sleep(shortest)
         longest = min(shortest * 2.0 ** min(process.failures - 1, 30), _MAX_BACK_OFF)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(longest - shortest):
-                await process.wanted.wait()
+        await wait_at_most(process.wanted, longest - shortest)
         process.wanted.clear()
 
     async def _is_healthy(self, name: str) -> bool:
@@ -323,42 +314,22 @@ class Forwarding:
             _log.exception("a health check of %s failed", name)
             return False
 
-    # Where streams belong.
-
-    def _refresh(self) -> None:
-        """Read where streams belong in the background, unless that is in progress."""
-        if self._refreshing is None or self._refreshing.done():
-            self._refreshing = asyncio.create_task(self._read_placement(), context=Context())
-
-    async def _read_placement(self) -> None:
-        placement = await self._wait_for_processes()
-        self._refreshed = time.monotonic()
-        if self._placement != placement:
+    def _find_placement(self) -> PartitionMap:
+        """Return where streams belong. If that changed, forget who held them, and processes that ended."""
+        placement = self._membership.placement
+        if self._placement is not placement:
             self._placement = placement
-            # Who held them may have ended.
             self._holders.clear()
             for gone in set(self._processes) - {*placement.workers, self._name}:
                 self._forget_failures(gone)
                 if not self._processes[gone].sent:
                     del self._processes[gone]
-        early, self._early = self._early, []
-        for group in early:
-            self.begin(group)
-
-    async def _wait_for_processes(self) -> PartitionMap:
-        """Return where streams belong as soon as there is a process."""
-        while True:
-            with suppress(WorkerLostError, TimeoutError):
-                async with asyncio.timeout(self._config.attempt_seconds):
-                    placement = await self._find_placement()
-                if placement.workers:
-                    return placement
-            await asyncio.sleep(_PAUSE)
+        return placement
 
     async def close(self) -> None:
         """Stop sending, without replies."""
         theirs = (task for process in self._processes.values() for task in (*process.calls, process.checks))
-        tasks = [task for task in (*theirs, self._refreshing, self._watching) if task is not None]
+        tasks = [task for task in (*theirs, self._watching) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

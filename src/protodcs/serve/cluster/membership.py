@@ -13,8 +13,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -39,6 +39,8 @@ _UNLOAD_SECONDS = 5.0
 # Requests at the wrong process have the partitions read again, so many seconds after the last time: at most, and for
 # each process, so that all processes together do not ask the database too often.
 _FRESH_SECONDS, _FRESH_SECONDS_EACH = 0.2, 0.005
+# The database may take so many seconds to answer a process that has not joined, because it has no lease to lose.
+_START_SECONDS = 60.0
 # Rows of processes that ended are deleted after so many leases.
 _FORGOTTEN_LEASES = 100
 # Taken by whoever creates the tables or changes partitions: the bytes of "protodcs".
@@ -57,20 +59,16 @@ CREATE TABLE IF NOT EXISTS partitions (number integer PRIMARY KEY, owner text, e
 INSERT INTO partitions (number) SELECT generate_series(0, {COUNT - 1}) ON CONFLICT DO NOTHING;
 """
 _JOIN = """
-INSERT INTO processes (name, incarnation, protocol, expires)
-VALUES (%(name)s, %(incarnation)s, %(protocol)s, clock_timestamp() + %(lease)s * interval '1 second')
-ON CONFLICT (name) DO UPDATE SET
-    incarnation = excluded.incarnation, protocol = excluded.protocol, leaving = false, expires = excluded.expires
-"""
-# The row is missing if a crash of the database lost it, or after a pause of many leases.
-_RENEW = """
 INSERT INTO processes (name, incarnation, protocol, leaving, expires)
 VALUES (
     %(name)s, %(incarnation)s, %(protocol)s, %(leaving)s, clock_timestamp() + %(lease)s * interval '1 second'
 )
-ON CONFLICT (name) DO UPDATE SET leaving = excluded.leaving, expires = excluded.expires
-WHERE processes.incarnation = excluded.incarnation RETURNING true
+ON CONFLICT (name) DO UPDATE SET
+    incarnation = excluded.incarnation, protocol = excluded.protocol, leaving = excluded.leaving,
+    expires = excluded.expires
 """
+# The row is missing if a crash of the database lost it, or after a pause of many leases.
+_RENEW = f"{_JOIN} WHERE processes.incarnation = excluded.incarnation RETURNING true"
 _READ_PROCESSES = "SELECT name, protocol, leaving FROM processes WHERE expires > clock_timestamp()"
 _READ_PARTITIONS = "SELECT number, owner, epoch FROM partitions WHERE epoch > %s"
 _HOLDS_LEASE = """EXISTS (
@@ -87,7 +85,9 @@ FROM unnest(%(numbers)s::integer[], %(owners)s::text[]) AS moved (number, owner)
 WHERE partitions.number = moved.number AND partitions.owner = %(name)s AND {_HOLDS_LEASE}
 """
 _LEAVE = "DELETE FROM processes WHERE name = %(name)s AND incarnation = %(incarnation)s"
-_FORGET = "DELETE FROM processes WHERE expires < clock_timestamp() - %(lease)s * %(leases)s * interval '1 second'"
+_FORGET = f"""
+DELETE FROM processes WHERE expires < clock_timestamp() - %(lease)s * {_FORGOTTEN_LEASES} * interval '1 second'
+"""
 
 
 class SupersededError(ConfigError):
@@ -111,6 +111,16 @@ class Membership:
         self._url = url
         self._owner = owner
         self._lease = config.lease_seconds
+        # How long the database may take to answer.
+        self._patience = _START_SECONDS
+        # What statements get.
+        self._values: dict[str, Any] = {
+            "name": owner.name,
+            "incarnation": owner.incarnation,
+            "protocol": PROTOCOL,
+            "leaving": False,
+            "lease": config.lease_seconds,
+        }
         self._beat_seconds = min(config.lease_seconds / _BEATS_PER_LEASE, _MAX_BEAT)
         self._connection: psycopg.AsyncConnection[Any] | None = None
         # Held while the connection is used.
@@ -119,30 +129,19 @@ class Membership:
         # Partitions that are being handed over, and to whom. This process accepts nothing more for them.
         self._moving: dict[int, str] = {}
         self._epoch = -1
-        self._live: list[str] = []
-        self._staying: list[str] = []
         self._read = -float("inf")
         self._joined = False
-        self._leaving = False
         self._wanted = asyncio.Event()
         self._beating: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
-        self.placement = PartitionMap((), (), self._owners)
+        self.placement = PartitionMap((), (), tuple(self._owners))
         self.ended: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     # What forwarding and routes ask.
 
-    async def find_placement(self) -> PartitionMap:
-        """Return where streams belong now. The database is asked, unless that was done a moment ago."""
-        self.refresh()
-        if self._reading is not None and not self._reading.done():
-            # A caller that gives up must not cancel it: that can take long, and beats would wait.
-            await asyncio.shield(self._reading)
-        return self.placement
-
     def refresh(self) -> None:
         """Ask the database where streams belong, in the background, unless that was done a moment ago."""
-        fresh = min(_FRESH_SECONDS, len(self._live) * _FRESH_SECONDS_EACH)
+        fresh = min(_FRESH_SECONDS, len(self.placement.workers) * _FRESH_SECONDS_EACH)
         if time.monotonic() - self._read > fresh and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._beat_once())
 
@@ -155,21 +154,31 @@ class Membership:
             ConfigError: a process of a version that does not understand this one is running.
             StoreError: the database cannot be reached.
         """
-        await self._use(self._prepare)
+        async with self._changing() as connection:
+            await connection.execute(_SCHEMA)
+            await connection.execute(_FORGET, self._values)
         await self._beat()
 
     async def join(self) -> None:
         """Become one of the processes, and own partitions from now on."""
-        await self._use(self._insert)
-        self._joined = True
+        async with self._connected() as connection:
+            found = await connection.execute(_READ_PROCESSES)
+            others = [name for name, protocol, _ in await found.fetchall() if protocol != PROTOCOL]
+            if others:
+                raise ConfigError(
+                    f"This version cannot share streams with the running version of {', '.join(sorted(others))}. Stop "
+                    "all processes, then start them with one version."
+                )
+            await connection.execute(_JOIN, self._values)
         await self._beat()
+        self._joined, self._patience = True, self._lease
         self._beating = asyncio.create_task(self._beat_forever())
 
     async def leave(self) -> None:
         """Hand over all partitions. Return when this process owns none, or nobody is there to take them."""
-        self._leaving = True
+        self._values["leaving"] = True
         self._wanted.set()
-        while self._mine() and set(self._staying) - {self._owner.name} and not self.ended.done():
+        while self._mine() and set(self.placement.staying) - {self._owner.name} and not self.ended.done():
             await asyncio.sleep(self._beat_seconds / 10)
             self._wanted.set()
 
@@ -182,7 +191,8 @@ class Membership:
             # A beat that somebody still waits for must not renew it again.
             self._joined = False
             with suppress(StoreError):
-                await self._use(lambda connection: connection.execute(_LEAVE, self._values()))
+                async with self._connected() as connection:
+                    await connection.execute(_LEAVE, self._values)
         await self._disconnect()
 
     def _mine(self) -> list[int]:
@@ -210,40 +220,29 @@ class Membership:
 
     async def _beat(self) -> None:
         """Renew the lease, and read what is new."""
-        await self._use(self._renew_and_read)
+        async with self._connected() as connection:
+            async with connection.pipeline():
+                renewed = await connection.execute(_RENEW, self._values) if self._joined else None
+                processes = await connection.execute(_READ_PROCESSES)
+                changed = await connection.execute(_READ_PARTITIONS, [self._epoch])
+            if renewed is not None and await renewed.fetchone() is None and not self.ended.done():
+                problem = f"Another process has the address {self._owner.name}. Give each process one of its own."
+                self.ended.set_result(SupersededError(problem))
+            live = await processes.fetchall()
+            for number, owner, epoch in await changed.fetchall():
+                self._owners[number] = owner
+                self._epoch = max(self._epoch, epoch)
+            self._read = time.monotonic()
+            staying = tuple(sorted(name for name, _, leaving in live if not leaving))
+            self._place(tuple(sorted(name for name, _, _ in live)), staying)
 
-    async def _renew_and_read(self, connection: "psycopg.AsyncConnection[Any]") -> None:
-        async with connection.pipeline():
-            values = self._values(protocol=PROTOCOL, leaving=self._leaving)
-            renewed = await connection.execute(_RENEW, values) if self._joined else None
-            processes = await connection.execute(_READ_PROCESSES)
-            changed = await connection.execute(_READ_PARTITIONS, [self._epoch])
-        if renewed is not None and await renewed.fetchone() is None:
-            self._end()
-        live = await processes.fetchall()
-        for number, owner, epoch in await changed.fetchall():
-            self._owners[number] = owner
-            self._epoch = max(self._epoch, epoch)
-        self._read = time.monotonic()
-        self._live = [name for name, _, _ in live]
-        self._staying = [name for name, _, leaving in live if not leaving]
-        self._place()
-
-    def _place(self) -> None:
-        owners = [self._moving.get(number, owner) for number, owner in enumerate(self._owners)]
-        placement = PartitionMap(self._live, self._staying, owners)
+    def _place(self, processes: tuple[str, ...], staying: tuple[str, ...]) -> None:
+        owners = tuple(self._moving.get(number, owner) for number, owner in enumerate(self._owners))
+        placement = PartitionMap(processes, staying, owners)
         if placement != self.placement:
             self.placement = placement
             if placement.workers:
-                self._owner.place(placement)
-
-    def _end(self) -> None:
-        if not self.ended.done():
-            self.ended.set_result(
-                SupersededError(
-                    f"Another process has the address {self._owner.name}. Give each process an address of its own."
-                )
-            )
+                self._owner.streams.place(placement)
 
     async def _take(self) -> None:
         """Take the partitions that this process should own and that belong to nobody who lives."""
@@ -268,10 +267,10 @@ class Membership:
         if not moving:
             return False
         try:
-            self._place()
+            self._place(placement.workers, placement.staying)
             try:
                 async with asyncio.timeout(_UNLOAD_SECONDS):
-                    await self._owner.unload(lambda stream: partition_of(stream) in moving)
+                    await self._owner.streams.unload(lambda stream: partition_of(stream) in moving)
             except TimeoutError:
                 _log.warning("partitions are handed over before their streams are unloaded")
             await self._change(_HAND_OVER, numbers=list(moving), owners=list(moving.values()))
@@ -281,45 +280,29 @@ class Membership:
 
     async def _change(self, statement: str, **values: Any) -> None:
         """Change partitions, and read them."""
-
-        async def change(connection: "psycopg.AsyncConnection[Any]") -> None:
-            async with connection.transaction():
-                await connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
-                await connection.execute(statement, self._values(**values))
-
-        await self._use(change)
+        async with self._changing() as connection:
+            await connection.execute(statement, self._values | values)
         await self._beat()
 
     # The database.
 
-    async def _prepare(self, connection: "psycopg.AsyncConnection[Any]") -> None:
-        async with connection.transaction():
+    @asynccontextmanager
+    async def _changing(self) -> "AsyncIterator[psycopg.AsyncConnection[Any]]":
+        """Yield the connection in a transaction that may change partitions."""
+        async with self._connected() as connection, connection.transaction():
             await connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
-            await connection.execute(_SCHEMA)
-            await connection.execute(_FORGET, self._values(leases=_FORGOTTEN_LEASES))
+            yield connection
 
-    async def _insert(self, connection: "psycopg.AsyncConnection[Any]") -> None:
-        found = await connection.execute(_READ_PROCESSES)
-        others = [name for name, protocol, _ in await found.fetchall() if protocol != PROTOCOL]
-        if others:
-            raise ConfigError(
-                f"This version cannot share streams with the running version of {', '.join(sorted(others))}. Stop all "
-                "processes, then start them with one version."
-            )
-        await connection.execute(_JOIN, self._values(protocol=PROTOCOL))
-
-    def _values(self, **more: Any) -> dict[str, Any]:
-        return {"name": self._owner.name, "incarnation": self._owner.incarnation, "lease": self._lease, **more}
-
-    async def _use(self, work: Callable[["psycopg.AsyncConnection[Any]"], Awaitable[Any]]) -> None:
-        """Do work with the connection. Connect first if necessary. Raise StoreError if the database does not answer."""
+    @asynccontextmanager
+    async def _connected(self) -> "AsyncIterator[psycopg.AsyncConnection[Any]]":
+        """Yield the connection, which nobody else uses. Raise StoreError if the database does not answer."""
         async with self._using:
             timer = None
             try:
                 if self._connection is None:
-                    self._connection = await asyncio.wait_for(self._connect(), self._lease)
-                timer = asyncio.get_running_loop().call_later(self._lease, cut, self._connection)
-                await work(self._connection)
+                    self._connection = await asyncio.wait_for(self._connect(), self._patience)
+                timer = asyncio.get_running_loop().call_later(self._patience, cut, self._connection)
+                yield self._connection
             except BaseException as problem:
                 await self._disconnect()
                 if isinstance(problem, psycopg.Error | OSError):

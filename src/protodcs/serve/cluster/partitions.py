@@ -1,8 +1,8 @@
 """Partitions of streams, and which process each of them should belong to."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -38,36 +38,33 @@ def best_owners(processes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(names[number] for number in best)
 
 
+@dataclass(frozen=True)
 class PartitionMap:
     """Where streams belong, as forwarding and workers see it.
 
-    Args:
-        processes: the names of all processes that live.
+    Attributes:
+        workers: the names of all processes that live, in order.
         staying: those of them that take partitions. The others are being stopped.
         owners: who owns each partition; None: nobody.
     """
 
-    def __init__(self, processes: Iterable[str], staying: Iterable[str], owners: Sequence[str | None]):
-        self.workers = tuple(sorted(processes))
-        self.staying = tuple(sorted(staying))
-        self.owners = tuple(owners)
+    workers: tuple[str, ...]
+    staying: tuple[str, ...]
+    owners: tuple[str | None, ...]
+
+    @cached_property
+    def best(self) -> tuple[str, ...]:
+        """Who should own each partition; empty: nobody is there."""
+        return best_owners(self.staying)
+
+    @cached_property
+    def _first(self) -> list[str]:
         live = set(self.workers)
-        self.best = best_owners(self.staying)
         # Streams of a process that died belong at once to the one that will take its partitions.
-        self._first = [
+        return [
             owner if owner is not None and owner in live else best
             for owner, best in zip(self.owners, self.best, strict=True)
         ]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PartitionMap) and self._parts == other._parts
-
-    def __hash__(self) -> int:
-        return hash(self._parts)
-
-    @property
-    def _parts(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str | None, ...]]:
-        return self.workers, self.staying, self.owners
 
     def first(self, stream: str) -> str:
         """Return the process that a stream belongs to; empty: there is none."""

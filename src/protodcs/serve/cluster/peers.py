@@ -21,7 +21,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ...errors import ProtoDCSError
 from ..messages import Reply, Request, WorkerLostError
 from ..pipeline.group import Group
 from ..settings import ServeConfig
@@ -134,7 +133,7 @@ class PeerMiddleware:
         else:
             try:
                 groups = _unpack_groups(await _body(HttpRequest(scope, receive)))
-            except (msgspec.MsgspecError, ClientDisconnect, _TooLargeError):
+            except (msgspec.MsgspecError, ClientDisconnect, ValueError):
                 await _rejection(400)(scope, receive, send)
             else:
                 await self._serve(groups, send)
@@ -176,17 +175,13 @@ def _rejection(status: int) -> Response:
     return Response(status_code=status, headers={"connection": "close"})
 
 
-class _TooLargeError(ProtoDCSError):
-    """The caller sent too much."""
-
-
 async def _body(call: HttpRequest) -> bytes:
     parts, size = [], 0
     async for part in call.stream():
         parts.append(part)
         size += len(part)
         if size > _MAX_BODY:
-            raise _TooLargeError("the body is too large")
+            raise ValueError("the body is too large")
     return b"".join(parts)
 
 

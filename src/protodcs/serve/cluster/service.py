@@ -10,7 +10,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from ..pipeline.group import Group
-from ..runtime.service import BatchEncoder, address_of, run, serve_worker, start_telemetry
+from ..runtime.service import BatchEncoder, LocalService, Peers, address_of, run, start_telemetry
 from ..settings import ServeConfig
 from ..store import open_store
 from ..telemetry.metrics import IngressMetrics
@@ -51,30 +51,27 @@ async def _serve(
         await store.close()
         raise
     async with aclosing(_Peers(worker, membership, secret, config)) as peers:
-        await serve_worker(config, worker, store, listener, ready, membership.ended, peers, encoder)
+        await LocalService(config, worker, store, peers).serve(listener, ready, membership.ended, encoder)
 
 
-class _Peers:
-    """The other processes, as this one uses them: see `Peers` of the local runtime."""
+class _Peers(Peers):
+    """The other processes, as this one uses them."""
 
     def __init__(self, worker: Worker, membership: Membership, secret: bytes, config: ServeConfig):
-        self._worker = worker
+        super().__init__(worker)
         self._membership = membership
         self._secret = secret
         self._config = config
         self._calls = Calls(secret)
         self._forwarding: Forwarding | None = None
-        self.join, self.leave = membership.join, membership.leave
 
     def forward(self, metrics: IngressMetrics) -> Callable[[Group], None]:
-        worker, find_placement = self._worker, self._membership.find_placement
-        self._forwarding = Forwarding(
-            worker.name, worker.pipeline, self._calls.call, find_placement, self._config, metrics
-        )
+        worker, membership = self._worker, self._membership
+        self._forwarding = Forwarding(worker.name, worker.pipeline, self._calls.call, membership, self._config, metrics)
         return self._forwarding.begin
 
-    async def names(self) -> list[str]:
-        return list((await self._membership.find_placement()).workers)
+    def names(self) -> list[str]:
+        return list(self._membership.placement.workers)
 
     async def facts(self) -> list[dict[str, Any]]:
         others = (name for name in self._membership.placement.workers if name != self._worker.name)
@@ -82,6 +79,12 @@ class _Peers:
 
     def application(self, app: ASGIApp) -> ASGIApp:
         return PeerMiddleware(app, self._worker, self._membership, self._secret, self._config)
+
+    async def join(self) -> None:
+        await self._membership.join()
+
+    async def leave(self) -> None:
+        await self._membership.leave()
 
     async def aclose(self) -> None:
         if self._forwarding is not None:

@@ -8,6 +8,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 from contextvars import Context
+from typing import Any
 
 from ...errors import ImageError
 
@@ -30,8 +31,7 @@ class MicroBatcher:
         self._images = images
         # In the order of their arrival.
         self._waiting: dict[asyncio.Future[bytes], bytes] = {}
-        self._under_way: set[asyncio.Task[None]] = set()
-        self._soon = False
+        self._under_way: set[asyncio.Task[Any] | None] = set()
 
     @property
     def queued(self) -> int:
@@ -42,42 +42,30 @@ class MicroBatcher:
         """The feature of one image; an ImageError where there is none."""
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[future] = image
-        self._kick()
+        if len(self._under_way) < self._calls:
+            # It begins after this turn of the event loop, whose images go together. In a context of its own: a call is
+            # made for several requests, and must not be part of the trace of one.
+            self._under_way.add(asyncio.create_task(self._send(), context=Context()))
         try:
             return await future
         finally:
             # If the caller has gone away, its image must not wait in memory for the calls before it.
             self._waiting.pop(future, None)
 
-    def _kick(self) -> None:
-        """Leave soon: what comes within the same turn of the event loop goes together."""
-        if self._waiting and not self._soon and len(self._under_way) < self._calls:
-            self._soon = True
-            asyncio.get_running_loop().call_soon(self._depart)
-
-    def _depart(self) -> None:
-        self._soon = False
-        group = {future: self._waiting.pop(future) for future in list(itertools.islice(self._waiting, self._images))}
-        # In a context of its own: the call is made for several requests, and must not be part of the trace of one.
-        task = asyncio.create_task(self._travel(group), context=Context())
-        self._under_way.add(task)
-        task.add_done_callback(self._arrived)
-        self._kick()
-
-    def _arrived(self, task: "asyncio.Task[None]") -> None:
-        self._under_way.discard(task)
-        self._kick()
-
-    async def _travel(self, group: dict["asyncio.Future[bytes]", bytes]) -> None:
-        answers: list[bytes | str] | list[Exception]
-        try:
-            answers = await self._encode(list(group.values())) if group else []
-        except Exception as problem:
-            answers = [problem] * len(group)
-        for future, answer in zip(group, answers, strict=True):
-            if future.done():
-                continue
-            if isinstance(answer, bytes):
-                future.set_result(answer)
-            else:
-                future.set_exception(ImageError(answer) if isinstance(answer, str) else answer)
+    async def _send(self) -> None:
+        """Make calls until no image waits."""
+        while self._waiting:
+            group = {one: self._waiting.pop(one) for one in list(itertools.islice(self._waiting, self._images))}
+            answers: list[bytes | str] | list[Exception]
+            try:
+                answers = await self._encode(list(group.values()))
+            except Exception as problem:
+                answers = [problem] * len(group)
+            for future, answer in zip(group, answers, strict=True):
+                if future.done():
+                    continue
+                if isinstance(answer, bytes):
+                    future.set_result(answer)
+                else:
+                    future.set_exception(ImageError(answer) if isinstance(answer, str) else answer)
+        self._under_way.discard(asyncio.current_task())

@@ -20,8 +20,9 @@ from typing import Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
 
-from ...arrays import Feature
+from ...arrays import Feature, Features
 from ...core.decision import POSSIBLE_SHIFT
+from ...core.vectors import move_towards
 from ...errors import StoreError
 
 WarningName = Literal["possible_shift", "many_unknown"]
@@ -87,26 +88,41 @@ class Latest:
         self._mean: Feature | None = None
         self._usual_mean: Feature | None = None
 
-    def add(self, unknown: bool, reason: str | None, feature: Feature) -> dict[str, Any] | None:
-        """Add a decision about a unit feature (d,). Return the warning that begins with it, as notices show it."""
-        self._unknown.append(unknown)
-        self._count += 1
-        self._count_unknown += unknown
-        self._pairs += unknown and self._last
-        self._last = unknown
-        if not unknown:
-            self._features += 1
-            if self._mean is None:
-                self._mean, self._usual_mean = np.zeros((2, len(feature)), dtype=np.float32)
-            self._mean += (feature - self._mean) * np.float32(max(1 / _FEATURES, 1 / self._features))
-        if self._count < BLOCK:
-            return None
-        before = self.warning
-        self._end_block(reason == POSSIBLE_SHIFT)
-        if self.warning in (None, before):
-            return None
-        said: dict[str, Any] = {"warning": self.warning, "unknown_rate": self.unknown_rate}
-        return {**said, "usual_unknown_rate": self.usual_unknown_rate}
+    def add(
+        self, unknown: Sequence[bool], reasons: Sequence[str | None], features: Features
+    ) -> list[tuple[int, dict[str, Any]]]:
+        """Add decisions about unit features (n, d). Return the warnings that begin, as notices show them, by row."""
+        begun: list[tuple[int, dict[str, Any]]] = []
+        end = 0
+        while end < len(unknown):
+            some = slice(end, min(end + BLOCK - self._count, len(unknown)))
+            end = some.stop
+            self._add_to_block(unknown[some], features[some])
+            if self._count < BLOCK:
+                break
+            before = self.warning
+            self._end_block(reasons[end - 1] == POSSIBLE_SHIFT)
+            if self.warning not in (None, before):
+                said: dict[str, Any] = {"warning": self.warning, "unknown_rate": self.unknown_rate}
+                begun.append((end - 1, {**said, "usual_unknown_rate": self.usual_unknown_rate}))
+        return begun
+
+    def _add_to_block(self, unknown: Sequence[bool], features: Features) -> None:
+        """Add decisions about unit features (n, d) to the block under way."""
+        rates = np.zeros(len(unknown), dtype=np.float32)
+        for row, is_unknown in enumerate(unknown):
+            self._count_unknown += is_unknown
+            self._pairs += is_unknown and self._last
+            self._last = is_unknown
+            if not is_unknown:
+                self._features += 1
+                rates[row] = max(1 / _FEATURES, 1 / self._features)
+        self._unknown.extend(unknown)
+        self._count += len(unknown)
+        if self._features and self._mean is None:
+            self._mean, self._usual_mean = np.zeros((2, features.shape[1]), dtype=np.float32)
+        if self._mean is not None:
+            move_towards(self._mean, features, rates)
 
     @property
     def unknown_rate(self) -> float | None:
@@ -233,7 +249,8 @@ class _Counted(NamedTuple):
     @classmethod
     def of(cls, blocks: Sequence[tuple[int, int]]) -> Self:
         """Count the decisions of blocks."""
-        return cls(BLOCK * len(blocks), sum(unknown for unknown, _ in blocks), sum(pairs for _, pairs in blocks))
+        unknown, pairs = map(sum, zip(*blocks, strict=True)) if blocks else (0, 0)
+        return cls(BLOCK * len(blocks), unknown, pairs)
 
     def without(self, part: "_Counted") -> "_Counted":
         """Return the count of the other decisions."""

@@ -13,7 +13,6 @@ from ..guard import GuardEvent
 from .entries import LogEntry
 
 NoticeKind = Literal["guard", "warning"]
-KINDS: Final[tuple[NoticeKind, ...]] = ("guard", "warning")
 # Notices that a stream keeps, at most; and how many of one position there can be.
 MAX_NOTICES: Final = 1000
 
@@ -57,6 +56,8 @@ class NoticeMaker:
             found.setdefault(event.position, []).append(("guard", _action(event)))
         for position, warning in self._take_warnings():
             found.setdefault(position, []).append(("warning", warning))
+        if not found:
+            return []
         return [
             Notice(entry.position, number, entry.time, kind, json.dumps(content))
             for entry in entries

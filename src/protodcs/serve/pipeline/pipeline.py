@@ -10,13 +10,11 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from ...errors import FencedError, ProtoDCSError, StoreError
 from ..access import audit
-from ..guard import GuardEvent
 from ..messages import Action, Reply, ReplyStatus, Request, internal_error
 from ..telemetry import logs, traces
 from ..telemetry.metrics import WorkerMetrics
@@ -34,23 +32,6 @@ _log = logging.getLogger(__name__)
 
 _CLASS_EDITS = (Action.ADD_CLASS, Action.REMOVE_CLASS)
 _SUPERSEDED = Reply(ReplyStatus.LATER, "another process took over from this worker")
-
-
-@dataclass(slots=True, eq=False)
-class _Run:
-    """A group that is served on the stream in memory.
-
-    Attributes:
-        group: the requests and their replies so far.
-        spans: that the requests belong to.
-        loaded: the stream that the last slice worked on.
-        events: what the guard did.
-    """
-
-    group: Group
-    spans: list[str]
-    loaded: LoadedStream | None = None
-    events: list[GuardEvent] = field(default_factory=list)
 
 
 class Pipeline:
@@ -97,8 +78,7 @@ class Pipeline:
         if refusal is not None:
             group.end_all(refusal)
         elif group.requests[0].action in IN_MEMORY:
-            spans = [request.trace for request in group.requests if request.trace]
-            self._turns.begin(partial(self._slice, _Run(group, spans)))
+            self._turns.begin(partial(self._slice, group))
         else:
             self._in_task(self._serve_special(group))
 
@@ -125,136 +105,135 @@ class Pipeline:
 
     # On the stream in memory.
 
-    def _slice(self, run: _Run, end: float) -> None:
+    def _slice(self, group: Group, end: float) -> None:
         """Serve some requests until a time, if the stream is ready. Otherwise leave them to a task that can wait."""
-        loaded = self._ready(run)
+        loaded = self._ready(group)
         if loaded is None:
-            self._in_task(self._serve_waiting(run))
+            self._in_task(self._serve_waiting(group))
             return
-        run.loaded = loaded
+        group.loaded, rest = loaded, group.rest
         try:
-            with traces.shared_span("step", run.spans, requests=len(run.group.rest)), loaded.changing():
+            with traces.shared_span("step", group.spans, requests=len(rest)), loaded.changing():
                 first = loaded.live.position
-                self._take(run, loaded, first, self._steps.serve(loaded, run.group.rest, end))
+                self._take(group, loaded, first, self._steps.serve(loaded, rest, end))
         except Exception as problem:
-            _fail(run.group, problem)
+            _fail(group, problem)
             return
-        if run.group.rest:
-            self._turns.go_on(partial(self._slice, run))
+        if len(group.replies) < len(group.requests):
+            self._turns.go_on(partial(self._slice, group))
         else:
-            self._reply_when_durable(run)
+            self._reply_when_durable(group)
 
-    def _ready(self, run: _Run) -> LoadedStream | None:
-        """Return the stream of a run if nobody else uses it and its steps are short."""
-        stream, request = run.group.stream, run.group.requests[0]
+    def _ready(self, group: Group) -> LoadedStream | None:
+        """Return the stream of a group if nobody else uses it and its steps are short."""
         self._lease.check()
-        loaded = self._streams.find(stream)
-        if loaded is None or loaded.in_use.locked() or loaded.slow or request.take_from:
+        loaded = self._streams.find(group.stream)
+        if loaded is None or loaded.in_use.locked() or loaded.slow or group.requests[0].take_from:
             return None
-        if run.loaded is not None and run.loaded is not loaded:
+        if group.loaded is not None and group.loaded is not loaded:
             return None
-        return None if self._is_long(loaded, run.group) else loaded
+        return None if self._is_long(loaded, group) else loaded
 
     def _is_long(self, loaded: LoadedStream, group: Group) -> bool:
         """Whether a request takes long: a class edit compares all names of a vocabulary with all classes."""
         return loaded.live.spec.vocabulary is not None and any(one.action in _CLASS_EDITS for one in group.requests)
 
-    def _take(self, run: _Run, loaded: LoadedStream, first: int, served: Served) -> None:
+    def _take(self, group: Group, loaded: LoadedStream, first: int, served: Served) -> None:
         """Take what a slice did that began at the position `first`, and put its records into the next commit."""
         loaded.used = time.monotonic()
         for seconds, answer in served.steps:
             self._metrics.stepped(seconds, answer)
         events = loaded.live.events()
-        run.events += events
+        group.events += events
         if served.records:
             notices = loaded.notice_maker.make(served.log, events)
             roll_backs = loaded.live.roll_backs()
-            self._changes.put(run.group.stream, loaded, first, served.records, served.log, roll_backs, notices)
-        run.group.replies += served.replies
+            self._changes.put(group.stream, loaded, first, served.records, served.log, roll_backs, notices)
+        group.replies += served.replies
 
-    def _reply_when_durable(self, run: _Run) -> None:
-        if run.loaded is None:
-            run.group.end()
+    def _reply_when_durable(self, group: Group) -> None:
+        if group.loaded is None:
+            group.end()
         else:
-            run.loaded.journal.when_settled(partial(self._reply, run, run.loaded))
+            group.loaded.journal.when_settled(partial(self._reply, group, group.loaded))
+            group.end_computing()
 
-    def _reply(self, run: _Run, loaded: LoadedStream) -> None:
+    def _reply(self, group: Group, loaded: LoadedStream) -> None:
         """Reply, because the journal of the stream has all records, or never will."""
         if loaded.journal.broken is not None:
-            self._lose(run, loaded)
-        elif run.events:
-            self._in_task(self._report_guard(run))
+            self._lose(group, loaded)
+        elif group.events:
+            self._in_task(self._report_guard(group))
         else:
-            run.group.end()
+            group.end()
 
-    def _lose(self, run: _Run, loaded: LoadedStream) -> None:
+    def _lose(self, group: Group, loaded: LoadedStream) -> None:
         """Discard a stream whose records are not durable."""
-        self._streams.drop(run.group.stream, loaded)
-        run.group.end_all(Reply(ReplyStatus.LATER, str(loaded.journal.broken)))
+        self._streams.drop(group.stream, loaded)
+        group.end_all(Reply(ReplyStatus.LATER, str(loaded.journal.broken)))
 
-    async def _report_guard(self, run: _Run) -> None:
+    async def _report_guard(self, group: Group) -> None:
         """Count and log what the guard of a stream did, then reply. Its record is durable."""
-        for event in run.events:
+        for event in group.events:
             self._metrics.guards.labels(event.guard).inc()
-            _log.warning("a guard acted", extra=logs.with_fields(stream=run.group.stream, **event._asdict()))
+            _log.warning("a guard acted", extra=logs.with_fields(stream=group.stream, **event._asdict()))
             try:
-                await self._audit_log.write(audit.of_guard(run.group.stream, event))
+                await self._audit_log.write(audit.of_guard(group.stream, event))
             except OSError:
                 _log.exception("the audit log cannot be written")
-        run.group.end()
+        group.end()
 
     # With waiting.
 
-    async def _serve_waiting(self, run: _Run) -> None:
+    async def _serve_waiting(self, group: Group) -> None:
         """Serve a group whose stream has to be loaded, is used by others, or has slow steps."""
-        group, first = run.group, run.group.requests[0]
+        first = group.requests[0]
         try:
             await self._take_over(first)
-            with traces.shared_span("step", run.spans, requests=len(group.rest)):
+            with traces.shared_span("step", group.spans, requests=len(group.rest)):
                 while group.rest:
-                    await self._slice_waiting(run, first.stand_in)
+                    await self._slice_waiting(group, first.stand_in)
         except (FencedError, StoreError):
             # Slices before this one are lost, so it must not overtake them.
-            assert run.loaded is not None
-            self._lose(run, run.loaded)
+            assert group.loaded is not None
+            self._lose(group, group.loaded)
         except Exception as problem:
             _fail(group, problem)
         else:
-            self._reply_when_durable(run)
+            self._reply_when_durable(group)
 
-    async def _slice_waiting(self, run: _Run, stand_in: bool) -> None:
+    async def _slice_waiting(self, group: Group, stand_in: bool) -> None:
         """Serve some requests as soon as the stream is ready, or none of the rest if it cannot be."""
-        end = await self._turns.wait(goes_on=run.loaded is not None)
+        end = await self._turns.wait(goes_on=group.loaded is not None)
         # Again for each slice: the stream may have been unloaded, deleted or lost in the meantime.
         try:
-            loaded = await self._streams.acquire(run.group.stream, stand_in)
+            loaded = await self._streams.acquire(group.stream, stand_in)
         except ProtoDCSError as problem:
-            run.group.replies += [error_reply(problem)] * len(run.group.rest)
+            group.replies += [error_reply(problem)] * len(group.rest)
             return
         try:
-            await self._slice_acquired(run, loaded, end)
+            await self._slice_acquired(group, loaded, end)
         finally:
             loaded.in_use.release()
 
-    async def _slice_acquired(self, run: _Run, loaded: LoadedStream, end: float) -> None:
-        if run.loaded is not None and run.loaded is not loaded:
-            await run.loaded.journal.wait_durable()
-        run.loaded = loaded
-        long = self._is_long(loaded, run.group)
+    async def _slice_acquired(self, group: Group, loaded: LoadedStream, end: float) -> None:
+        if group.loaded is not None and group.loaded is not loaded:
+            await group.loaded.journal.wait_durable()
+        group.loaded = loaded
+        long = self._is_long(loaded, group)
         with loaded.changing():
             if long or loaded.slow:
                 end = time.monotonic() + SLICE
-            serve = partial(self._steps.serve, loaded, run.group.rest, end)
+            serve = partial(self._steps.serve, loaded, group.rest, end)
             first = loaded.live.position
-            self._take(run, loaded, first, await self._computing.run(loaded, serve, long))
+            self._take(group, loaded, first, await self._computing.run(loaded, serve, long))
 
     async def _serve_special(self, group: Group) -> None:
         """Serve a request that takes more than the stream in memory."""
         request = group.requests[0]
-        spans = [request.trace] if request.trace else []
         try:
             await self._take_over(request)
-            with traces.shared_span("step", spans, requests=1):
+            with traces.shared_span("step", group.spans, requests=1):
                 group.end_all(await self._special[request.action](request))
         except ProtoDCSError as problem:
             group.end_all(error_reply(problem))

@@ -8,14 +8,13 @@ from ..log.entries import LogEntry
 from ..messages import Action, Reply, ReplyStatus, Request
 from ..stream.answers import log_entry
 from ..stream.live_stream import LiveStream
-from ..stream.records import COVERED, Kind, Record
+from ..stream.records import Kind, Record
 from ..workers.changes import content_digest
 from ..workers.lease import WorkerLease
 from ..workers.loaded_stream import LoadedStream
 from ..workers.questions import QUESTIONS
-from ..workers.quotas import Quotas
+from ..workers.quotas import Quotas, SizeLimits
 from ..workers.replies import done_replies, done_reply, error_reply
-from ..workers.size_limits import SizeLimits
 from .turns import SLICE
 
 _CHANGES = {
@@ -33,7 +32,7 @@ _GROWING = (Kind.OBSERVE, Kind.ADD_CLASS, Kind.FEEDBACK)
 # Was this change applied before? Asked before a costly step.
 _LOOKUPS = {Action.LOOKUP: Kind.OBSERVE, Action.LOOKUP_CLASS: Kind.ADD_CLASS}
 # Rows that are observed together take so long, roughly. They are at most 64: a row counts as at least so long.
-_TOGETHER_SECONDS = 2 * SLICE
+_TOGETHER_SECONDS = 4 * SLICE
 _SHORTEST_ROW = _TOGETHER_SECONDS / 64
 _NOT_APPLIED = Reply(ReplyStatus.DONE)
 
@@ -49,7 +48,7 @@ class Served(NamedTuple):
     """
 
     replies: list[Reply]
-    records: list[bytes]
+    records: list[Record]
     steps: list[tuple[float, bytes]]
     log: list[LogEntry]
 
@@ -101,7 +100,7 @@ class Steps:
         except ProtoDCSError:
             return False
         self._note(live, record, rows, time.perf_counter() - start, served)
-        served.records.extend([record.pack(), *[COVERED] * (len(rows) - 1)])
+        served.records.append(record)
         served.replies.extend(done_replies(record))
         return True
 
@@ -141,7 +140,7 @@ class Steps:
                 self._note(live, record, [request], time.perf_counter() - start, served)
         except ProtoDCSError as problem:
             return error_reply(problem)
-        served.records.append(record.pack())
+        served.records.append(record)
         return done_reply(record)
 
 

@@ -21,7 +21,7 @@ written as one thing.
 """
 
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
@@ -32,7 +32,7 @@ from ..log.notices import Notice
 from ..settings import tenant_of
 from .log_tables import LogTables, append_notices, read_notices, read_page, read_tenant_notices
 from .schema import POSITION_BITS
-from .transaction import Added, Rows, Rule, StaleError, Transaction, add_usage, to_bytes, to_text
+from .transaction import Rows, Rule, StaleError, Transaction, add_usage, to_bytes, to_text
 from .values import (
     AcquiredStream,
     Batch,
@@ -54,7 +54,6 @@ T = TypeVar("T")
 _RETRIES: Final = 3
 # Rows of streams in memory, at most.
 _MAX_ROWS: Final = 10_000
-_LISTED_AT_ONCE: Final = 1000
 # Shared blobs that no stream uses are deleted after so many seconds, and the oldest of them beyond so many bytes.
 _UNUSED_SECONDS: Final = 3600.0
 _MAX_UNUSED: Final = 1 << 28
@@ -219,18 +218,16 @@ class Store:
 
     # Streams.
 
-    async def create(self, stream: str, spec: bytes, *shared: str, start: int = 0) -> bool:
+    async def create(self, stream: str, spec: bytes, *shared: str) -> bool:
         """Begin a stream that uses the shared blobs of these names; False if it exists already, whatever its spec.
-
-        Its first record has the position `start`. A stream that comes from another store goes on with its positions.
 
         Raises:
             StoreError: a blob is not there. It may have gone with the last stream that used it, after it was put:
                 put it again and try again.
         """
-        return await self._write(lambda tx: self._create(tx, stream, spec, [*map(to_bytes, shared)], start))
+        return await self._write(lambda tx: self._create(tx, stream, spec, [*map(to_bytes, shared)]))
 
-    async def _create(self, tx: Transaction, stream: str, spec: bytes, shared: list[bytes], start: int) -> bool:
+    async def _create(self, tx: Transaction, stream: str, spec: bytes, shared: list[bytes]) -> bool:
         name, tenant = to_bytes(stream), to_bytes(tenant_of(stream))
         found, ((epoch,),) = await tx.rows_of_all(
             ("SELECT 1 FROM streams WHERE id = ?", name),
@@ -243,9 +240,9 @@ class Store:
         for blob in sorted(shared):
             size += await self._new_bytes(tx, tenant, blob)
         inserted = await tx.rows(
-            "INSERT INTO streams (id, tenant, epoch, start, finish, state_bytes, created) "
-            "VALUES (?1, ?2, ?3, ?4, ?4, ?5, store_clock()) ON CONFLICT (id) DO NOTHING RETURNING number",
-            *(name, tenant, epoch, start, len(spec)),
+            "INSERT INTO streams (id, tenant, epoch, state_bytes, created) "
+            "VALUES (?, ?, ?, ?, store_clock()) ON CONFLICT (id) DO NOTHING RETURNING number",
+            *(name, tenant, epoch, len(spec)),
         )
         if not inserted:
             return False
@@ -299,7 +296,7 @@ class Store:
             (_SPEC, name),
             ("SELECT data FROM snapshots JOIN streams ON number = stream WHERE id = ?", name),
             (
-                f"SELECT data FROM streams JOIN records ON key >= (number << {POSITION_BITS}) + start "
+                f"SELECT positions, data FROM streams JOIN records ON key >= (number << {POSITION_BITS}) + start "
                 f"AND key < (number << {POSITION_BITS}) + finish WHERE id = ? ORDER BY key",
                 name,
             ),
@@ -315,7 +312,7 @@ class Store:
         if is_taken and (takeover is None or to_bytes(takeover.holder) != holder or now < known.moved_until):
             by = to_text(holder or b"")
             raise HeldError(f"stream {stream!r} is held by {by!r}, which lives: ask that worker", by)
-        if len(tail) != known.finish - known.start:
+        if sum(positions for positions, _ in tail) != known.finish - known.start:
             raise StoreError(f"{self._place} has lost records of the stream {stream!r}: restore a backup")
         until = now + takeover.pause if is_taken and takeover is not None else known.moved_until
         after = known._replace(
@@ -340,10 +337,16 @@ class Store:
                 *(holder, name, after.epoch, until),
             )
         self._remember({stream: after})
-        records = [data for (data,) in tail]
         return AcquiredStream(
-            *(after.fence, spec[0][0], _first(snapshot), known.start, records, str(known.number), known.created),
-            keys=[KeySegment(*row) for row in keys],
+            after.fence,
+            spec[0][0],
+            _first(snapshot),
+            known.start,
+            known.finish,
+            [data for _, data in tail],
+            str(known.number),
+            known.created,
+            [KeySegment(*row) for row in keys],
         )
 
     async def release(self, stream: str, fence: Fence) -> None:
@@ -382,27 +385,14 @@ class Store:
         add_usage(tx, tenant, streams=-1, size=-size, log_size=-(_first(log_size) or 0))
 
     async def describe(self, stream: str) -> Described:
-        """What is known of a stream; raises UnknownStreamError."""
+        """Return what is known of a stream. Raise UnknownStreamError if there is none."""
         name = to_bytes(stream)
 
         async def describe(tx: Transaction) -> Described:
-            found, lease, ((now, _),), spec = await tx.rows_of_all(
-                (_FIND, name), (_LEASE, name), (_CLOCKS,), (_SPEC, name)
-            )
-            known = _only(stream, found)
-            holder = _living(known, lease, now)
-            worker = None if holder is None else to_text(holder)
-            return Described(spec[0][0], known.epoch, worker, known.finish, known.start, known.size, str(known.number))
+            found, spec = await tx.rows_of_all((_FIND, name), (_SPEC, name))
+            return Described(incarnation=str(_only(stream, found).number), spec=spec[0][0])
 
         return await self._write(describe)
-
-    async def streams(self) -> AsyncIterator[str]:
-        """The ids of all streams, in no particular order."""
-        after, where = b"", "WHERE id >= ?"
-        while page := await self._ask(f"SELECT id FROM streams {where} ORDER BY id LIMIT ?", after, _LISTED_AT_ONCE):
-            for (stream,) in page:
-                yield to_text(stream)
-            after, where = page[-1][0], "WHERE id > ?"
 
     async def list_streams(self, tenant: str, after: str | None, limit: int) -> list[ListedStream]:
         """Return the streams of a tenant in the order of the bytes of their ids: all that come after `after`.
@@ -424,17 +414,19 @@ class Store:
         A shared blob counts once for each tenant that uses it. A tenant without streams may be missing. The tenant of a
         stream without a slash in its id is the empty string.
         """
-        found = await self._ask("SELECT tenant, CAST(sum(bytes) AS BIGINT) FROM usage GROUP BY tenant")
-        return {to_text(tenant): size for tenant, size in found if size}
+        return await self._usage("bytes")
 
     async def log_usage(self) -> dict[str, int]:
         """Return the bytes of the decision logs of each tenant; none if the store does not count them."""
-        found = await self._ask("SELECT tenant, CAST(sum(log_bytes) AS BIGINT) FROM usage GROUP BY tenant")
+        return await self._usage("log_bytes")
+
+    async def _usage(self, column: str) -> dict[str, int]:
+        found = await self._ask(f"SELECT tenant, CAST(sum({column}) AS BIGINT) FROM usage GROUP BY tenant")
         return {to_text(tenant): size for tenant, size in found if size}
 
     async def totals(self) -> Totals:
         """Return how many streams the store holds, and how much room they take."""
-        columns = ", ".join(f"CAST(coalesce(sum({name}), 0) AS BIGINT)" for name in Added._fields)
+        columns = ", ".join(f"CAST(coalesce(sum({name}), 0) AS BIGINT)" for name in ("streams", "bytes", "log_bytes"))
         ((streams, size, log_bytes),) = await self._ask(f"SELECT {columns} FROM usage")
         return Totals(streams, size, log_bytes=log_bytes)
 
@@ -482,10 +474,8 @@ class Store:
                 known = _checked(write.stream, rows.get(write.stream), write.fence)
                 if isinstance(write, Batch) and write.position == known.finish:
                     appends.append(_Append(known, write))
-                    size = sum(map(len, write.records))
-                    rows[write.stream] = known._replace(
-                        finish=known.finish + len(write.records), journal_bytes=known.journal_bytes + size
-                    )
+                    grown = known.journal_bytes + write.size
+                    rows[write.stream] = known._replace(finish=write.end, journal_bytes=grown)
                 else:
                     # This reads what was appended before.
                     await self._append(tx, appends)
@@ -511,7 +501,7 @@ class Store:
             end = ends.get(write.stream, -1 if known is None else known.finish)
             if isinstance(write, Batch) and known and known.fence == write.fence and write.position == end:
                 rows[write.stream] = known
-                ends[write.stream] = end + len(write.records)
+                ends[write.stream] = write.end
             else:
                 missing[write.stream] = None
         found = await tx.rows_of_many(
@@ -537,12 +527,12 @@ class Store:
             return
         ends: dict[int, tuple[Any, ...]] = {}
         for before, batch in appends:
-            number, size = before.number, sum(map(len, batch.records))
+            number = before.number
             # A stream may have several batches. The summary of the last one counts.
             first, grown = (ends[number][3], ends[number][5]) if number in ends else (before.finish, 0)
-            tx.ends[batch.stream] = end = before.finish + len(batch.records)
-            ends[number] = (number, *before.fence, first, end, grown + size, batch.summary)
-            add_usage(tx, before.tenant, size=size)
+            tx.ends[batch.stream] = batch.end
+            ends[number] = (number, *before.fence, first, batch.end, grown + batch.size, batch.summary)
+            add_usage(tx, before.tenant, size=batch.size)
         await tx.change_all(
             "UPDATE streams SET finish = column5, journal_bytes = journal_bytes + column6, summary = column7 "
             "FROM {rows} WHERE number = column1 AND epoch = column2 AND token = column3 AND finish = column4",
@@ -551,8 +541,8 @@ class Store:
         )
         await tx.run_many(
             "INSERT INTO records SELECT * FROM {rows}",
-            "bigint bytea",
-            [row for before, batch in appends for row in enumerate(batch.records, before.key(batch.position))],
+            "bigint bigint bytea",
+            [(before.key(at), count, data) for before, batch in appends for at, count, data in batch.rows()],
         )
         for before, batch in appends:
             if batch.notices:
@@ -563,19 +553,19 @@ class Store:
 
     async def _check_repetition(self, tx: Transaction, known: Stream, batch: Batch) -> None:
         """Raise FencedError unless this epoch wrote all of the batch before. A snapshot hides what it covers."""
-        what, first, last = f"{len(batch.records)} records", batch.position, batch.position + len(batch.records)
+        what, first, last = f"{len(batch.records)} records", batch.position, batch.end
         if first > known.finish:
             raise _wrong(batch, what, f"the journal ends at {known.finish}: records between are missing")
         if first < known.base or last > known.finish:
             reason = f"this epoch began at {known.base} and the journal ends at {known.finish}"
             raise _wrong(batch, what, f"{reason}: some of these positions are taken, and it is no repetition")
-        seen = max(first, known.start)
         found = await tx.rows(
-            "SELECT data FROM records WHERE key >= ? AND key < ? ORDER BY key", known.key(seen), known.key(last)
+            "SELECT key, positions, data FROM records WHERE key >= ? AND key < ? ORDER BY key",
+            *(known.key(max(first, known.start)), known.key(last)),
         )
-        for position, (record,) in enumerate(found, seen):
-            if record != batch.records[position - first]:
-                raise _wrong(batch, what, f"another record stands at {position} already")
+        expected = [(known.key(at), count, data) for at, count, data in batch.rows() if at >= known.start]
+        if found != expected:
+            raise _wrong(batch, what, "other records stand there already")
 
     async def _checkpoint(self, tx: Transaction, known: Stream, checkpoint: Checkpoint) -> Stream:
         """Replace the snapshot of a stream, and cut its journal. Return its row after that."""
@@ -587,22 +577,24 @@ class Store:
             if known.covered_by == known.epoch:  # Sent again because its reply was lost.
                 return known
             raise _wrong(checkpoint, "a snapshot", f"one that covers {known.start} records is there already")
-        before, dropped, ((left,),) = await tx.rows_of_all(
+        dropped_keys = "request_keys WHERE stream = ? AND (position < ? OR position > ?)"
+        before, dropped, ((left, behind),) = await tx.rows_of_all(
             ("SELECT length(data) FROM snapshots WHERE stream = ?", known.number),
+            (f"SELECT length(data) FROM {dropped_keys}", known.number, *checkpoint.kept_keys),
             (
-                "DELETE FROM request_keys WHERE stream = ? AND (position < ? OR position > ?) RETURNING length(data)",
-                *(known.number, *checkpoint.kept_keys),
-            ),
-            (
-                "SELECT CAST(coalesce(sum(length(data)), 0) AS BIGINT) FROM records WHERE key >= ? AND key < ?",
+                "SELECT CAST(coalesce(sum(length(data)), 0) AS BIGINT), CAST(coalesce(sum(positions), 0) AS BIGINT) "
+                "FROM records WHERE key >= ? AND key < ?",
                 *(known.key(position), known.key(known.finish)),
             ),
         )
+        if behind != known.finish - position:
+            raise _wrong(checkpoint, "a snapshot", "it ends within a record, or records behind it are missing")
         grown = len(data) + len(checkpoint.keys) - (_first(before) or 0) - sum(size for (size,) in dropped)
         await tx.run(
             "INSERT INTO snapshots VALUES (?, ?) ON CONFLICT (stream) DO UPDATE SET data = excluded.data",
             *(known.number, data),
         )
+        await tx.run(f"DELETE FROM {dropped_keys}", known.number, *checkpoint.kept_keys)
         if checkpoint.keys:
             await tx.run("INSERT INTO request_keys VALUES (?, ?, ?)", known.number, position, checkpoint.keys)
         await tx.run("DELETE FROM records WHERE key >= ? AND key < ?", known.key(known.start), known.key(position))

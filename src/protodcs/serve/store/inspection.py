@@ -17,13 +17,11 @@ from typing import Final
 from ...atomic_io import lock_folder
 from ...errors import InputError, StoreError
 from .commit_marks import MARKS, CommitMarks, Mark, read_marks
-from .schema import GAPS, LAYOUT
+from .schema import GAPS, LAYOUT, other_layout
 from .transaction import to_text
 
 DATABASE: Final = "streams.db"
 WAL: Final = f"{DATABASE}-wal"
-# Layouts that this version reads. It changes older ones to the newest.
-_READS: Final = range(6, LAYOUT + 1)
 # Problems of the database that a report names, at most.
 _MAX_PROBLEMS: Final = 10
 
@@ -90,11 +88,8 @@ def count_commits(database: sqlite3.Connection, folder: Path) -> int | None:
     (layout,) = database.execute("PRAGMA user_version").fetchone()
     if layout == 0:
         return None
-    if layout not in _READS:
-        raise StoreError(
-            f"the store in {str(folder)!r} was written by another version of protodcs: it has layout {layout}, and "
-            f"this one reads {_READS[0]} to {_READS[-1]}. Nothing is lost. Use the version of protodcs that wrote it"
-        )
+    if layout != LAYOUT:
+        raise other_layout(f"the store in {str(folder)!r}", layout)
     (number,) = database.execute("SELECT number FROM commits").fetchone()
     return int(number)
 

@@ -9,6 +9,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from ...core.decision import REASONS
@@ -73,7 +74,7 @@ class LogTables:
         sizes: dict[tuple[int, int], list[int]] = {}
         thumbnails = []
         for stream, tenant, entries, _ in added:
-            base = stream << POSITION_BITS
+            base, total = stream << POSITION_BITS, 0
             for entry in entries:
                 key, thumbnail = base + entry.position, entry.thumbnail
                 rows.append(
@@ -96,7 +97,8 @@ class LogTables:
                 size = sizes.setdefault((stream, month_of(entry.time)), [0, 0])
                 size[0] += 1
                 size[1] += grown
-                add_usage(tx, tenant, log_size=grown)
+                total += grown
+            add_usage(tx, tenant, log_size=total)
         types = "bigint bigint bytea text bigint bigint float8 float8 bigint bigint"
         await tx.run_many("INSERT INTO log SELECT * FROM {rows}", types, rows)
         await tx.run_many("INSERT INTO log_thumbnails SELECT * FROM {rows}", "bigint bytea bigint", thumbnails)
@@ -487,6 +489,8 @@ def _entry(row: tuple[Any, ...]) -> LogEntry:
     )
 
 
+# Rows of one request have the same key.
+@lru_cache(maxsize=64)
 def _packed_key(key: str) -> bytes:
     """Return an idempotency key as it is stored."""
     if _HEXADECIMAL.fullmatch(key):

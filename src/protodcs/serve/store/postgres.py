@@ -27,7 +27,16 @@ from ..log.entries import LogEntry
 from .base import Store
 from .log_tables import LogTables
 from .months import month_of, range_of
-from .schema import GAPS, LAYOUT, MIGRATIONS, POSITION_BITS, POSTGRES, USAGE, for_postgres, query_for_postgres
+from .schema import (
+    GAPS,
+    LAYOUT,
+    POSITION_BITS,
+    POSTGRES,
+    USAGE,
+    for_postgres,
+    other_layout,
+    query_for_postgres,
+)
 from .transaction import Rows, Rule, StaleError, Transaction, add_to_usage, add_usage, to_text
 
 T = TypeVar("T")
@@ -35,8 +44,8 @@ Connection = psycopg.AsyncConnection[Any]
 
 # Usage of a tenant is counted in so many rows. Each connection uses one of them, so commits seldom wait for another.
 _SHARDS: Final = 256
-# What the lock is called that a migration holds.
-_MIGRATION_LOCK: Final = 0x50726F746F444353
+# What the lock is called that is held while tables are created.
+_TABLES_LOCK: Final = 0x50726F746F444353
 _OLDEST: Final = 150_000
 # Tables that have one of their own for each month.
 _MONTHLY: Final = ("log", "log_thumbnails")
@@ -250,7 +259,7 @@ def _tables_of(month: int) -> list[str]:
 
 async def add_months(connection: Connection, months: set[int]) -> None:
     """Create the tables of months that have none. The connection must be in a transaction."""
-    await connection.execute(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+    await connection.execute(f"SELECT pg_advisory_xact_lock({_TABLES_LOCK})")
     for month in sorted(months):
         begin, end = range_of(month)
         for table, new in zip(_MONTHLY, _tables_of(month), strict=True):
@@ -316,16 +325,16 @@ class PostgresStore(Store):
         return f"PostgreSQL at {self._host}"
 
     async def prepare(self) -> Self:
-        """Check the settings of the server, and bring the tables to this layout. Return the store.
+        """Check the settings of the server, and create the tables if there are none. Return the store.
 
         Raises:
-            StoreError: the server cannot be reached, could lose acknowledged writes, or has tables of a newer version.
+            StoreError: the server cannot be reached, could lose acknowledged writes, or has tables of another layout.
         """
         async with self._connected() as connection:
             problems = await self._unsafe_settings(connection)
             if problems:
                 raise StoreError(f"{self._place} could lose acknowledged writes: {'; '.join(problems)}")
-            await _migrate(connection, self._place)
+            await _create_tables(connection, self._place)
         return self
 
     async def _unsafe_settings(self, connection: Connection) -> list[str]:
@@ -465,9 +474,11 @@ class PostgresStore(Store):
         await connection.close()
 
     async def _connect(self) -> Connection:
-        connection = await asyncio.wait_for(
-            psycopg.AsyncConnection.connect(self._address, autocommit=True, connect_timeout=2), self._timeout
-        )
+        connecting = psycopg.AsyncConnection.connect(self._address, autocommit=True, connect_timeout=2)
+        try:
+            connection = await asyncio.wait_for(connecting, self._timeout)
+        except TimeoutError:
+            raise psycopg.OperationalError(f"no connection within {self._timeout:g} seconds") from None
         for kind, dumper in _DUMPERS.items():
             connection.adapters.register_dumper(kind, dumper)
         connection.prepared_max = 500
@@ -492,28 +503,16 @@ def _words(problem: psycopg.Error) -> str:
     return " ".join(str(problem).split()) or type(problem).__name__
 
 
-async def _migrate(connection: Connection, place: str) -> None:
-    """Bring the tables to this layout. Another process that does the same waits for the lock."""
-    # With other timeouts: the lock may be held for long.
-    await connection.execute("BEGIN")
-    await connection.execute("SET LOCAL statement_timeout = 0")
-    await connection.execute(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
-    # The layout, and the oldest one whose programs can use the tables.
-    await connection.execute("CREATE TABLE IF NOT EXISTS layout (number int NOT NULL, readable_by int NOT NULL)")
-    found = await (await connection.execute("SELECT number, readable_by FROM layout")).fetchone()
-    number, readable_by = found or (0, 0)
-    if readable_by > LAYOUT:
-        raise StoreError(
-            f"{place} was written by another version of protodcs: it has layout {number}, and this one reads {LAYOUT}. "
-            "Nothing is lost. Use the version of protodcs that wrote it"
-        )
-    if found is None:
-        await connection.execute(for_postgres(POSTGRES))
-        await connection.execute(f"INSERT INTO layout VALUES ({LAYOUT}, {LAYOUT})")
-    for migration in MIGRATIONS:
-        if found is not None and number < migration.layout:
-            await connection.execute(for_postgres(migration.postgres))
-            oldest = migration.layout if migration.breaks else readable_by
-            await connection.execute(f"UPDATE layout SET number = {migration.layout}, readable_by = {oldest}")
-            readable_by = oldest
-    await connection.execute("COMMIT")
+async def _create_tables(connection: Connection, place: str) -> None:
+    """Create the tables, unless they are there. Another process that does the same waits for the lock."""
+    async with connection.transaction():
+        # Without a timeout: the lock may be held for long.
+        await connection.execute("SET LOCAL statement_timeout = 0")
+        await connection.execute(f"SELECT pg_advisory_xact_lock({_TABLES_LOCK})")
+        await connection.execute("CREATE TABLE IF NOT EXISTS layout (number int NOT NULL)")
+        found = await (await connection.execute("SELECT number FROM layout")).fetchone()
+        if found is None:
+            await connection.execute(for_postgres(POSTGRES))
+            await connection.execute(f"INSERT INTO layout VALUES ({LAYOUT})")
+        elif found[0] != LAYOUT:
+            raise other_layout(place, found[0])

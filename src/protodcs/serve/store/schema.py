@@ -1,4 +1,4 @@
-"""The tables of a SQL store, and the steps from earlier layouts to the newest one.
+"""The tables of a SQL store.
 
 The statements are those of SQLite. PostgreSQL gets them with other names of types, and with what is in comments of the
 form `/*+ ... */`, which SQLite ignores.
@@ -6,15 +6,18 @@ form `/*+ ... */`, which SQLite ignores.
 
 import re
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Final
 
-LAYOUT: Final = 7
+from ...errors import StoreError
+
+LAYOUT: Final = 8
 POSITION_BITS: Final = 32
 
 # Specs, snapshots and records are apart from `streams`, so that an append changes few pages. The key of a record or log
-# entry is the number of its stream and its position, so that those of a stream are one range. In PostgreSQL the log and
-# its thumbnails have a table for each month, which can be dropped. Writers that share a database count the usage of a
-# tenant in different rows, so that none of them waits for another one's commit.
+# entry is the number of its stream and its position, so that those of a stream are one range of an index. SQLite stores
+# records in the order in which they come, whatever their stream: inserted between others, each would move two or three.
+# In PostgreSQL the log and its thumbnails have a table for each month, which can be dropped. Writers that share a
+# database count the usage of a tenant in different rows, so that none of them waits for another one's commit.
 TABLES: Final = """
 CREATE TABLE streams (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -36,8 +39,11 @@ CREATE TABLE streams (
 ) STRICT /*+ WITH (fillfactor = 70) */;
 CREATE INDEX streams_by_tenant ON streams (tenant, id);
 CREATE TABLE specs (stream INTEGER PRIMARY KEY, data BLOB NOT NULL) STRICT;
-CREATE TABLE records (key INTEGER PRIMARY KEY, data BLOB NOT NULL) STRICT;
+CREATE TABLE records (key INTEGER NOT NULL UNIQUE, positions INTEGER NOT NULL, data BLOB NOT NULL) STRICT;
 CREATE TABLE snapshots (stream INTEGER PRIMARY KEY, data BLOB NOT NULL) STRICT;
+CREATE TABLE request_keys (
+    stream INTEGER NOT NULL, position INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (stream, position)
+) STRICT;
 CREATE TABLE saved (
     stream INTEGER NOT NULL, name BLOB NOT NULL, place INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (stream, name)
 ) STRICT;
@@ -112,14 +118,6 @@ CREATE INDEX log_sizes_by_month ON log_sizes (month);
 ENTRY_BYTES: Final = 110
 ENTRY_SIZE: Final = f"{ENTRY_BYTES} + coalesce(octet_length(image_ref), 0) + thumbnail"
 
-# What came with layout 7.
-_LAYOUT_7: Final = """
-CREATE TABLE request_keys (
-    stream INTEGER NOT NULL, position INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (stream, position)
-) STRICT;
-"""
-_POSTGRES_7: Final = "ALTER TABLE request_keys ALTER data SET STORAGE EXTERNAL;"
-
 # The usage of tenants, from all streams.
 USAGE: Final = """
 SELECT tenant, 0, CAST(sum(streams) AS BIGINT), CAST(sum(bytes) AS BIGINT), CAST(sum(log_bytes) AS BIGINT) FROM (
@@ -134,7 +132,7 @@ SELECT tenant, 0, CAST(sum(streams) AS BIGINT), CAST(sum(bytes) AS BIGINT), CAST
 GAPS: Final = f"""
 SELECT id, what FROM (
     SELECT id, 'records' AS what FROM streams WHERE finish - start <> (
-        SELECT count(*) FROM records
+        SELECT coalesce(sum(positions), 0) FROM records
         WHERE key >= (number << {POSITION_BITS}) + start AND key < (number << {POSITION_BITS}) + finish)
     UNION ALL SELECT id, 'settings' FROM streams WHERE NOT EXISTS (SELECT 1 FROM specs WHERE stream = number)
     UNION ALL SELECT id, 'prototypes' FROM streams JOIN uses ON stream = number
@@ -151,40 +149,30 @@ CREATE TABLE taken (
 );
 """
 
-SQLITE: Final = f"""{TABLES}{_LAYOUT_7}
+SQLITE: Final = f"""{TABLES}
 CREATE TABLE commits (number INTEGER NOT NULL) STRICT;
 INSERT INTO commits VALUES (0);
 """
-POSTGRES: Final = f"""{TABLES}{_LAYOUT_7}{LEASES}
+POSTGRES: Final = f"""{TABLES}{LEASES}
 CREATE FUNCTION store_clock() RETURNS double precision LANGUAGE sql VOLATILE
     AS 'SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)';
 CREATE FUNCTION lease_clock() RETURNS double precision LANGUAGE sql VOLATILE AS 'SELECT store_clock()';
 ALTER TABLE records ALTER data SET STORAGE EXTERNAL;
 ALTER TABLE records SET (toast_tuple_target = 8160);
 ALTER TABLE snapshots ALTER data SET STORAGE EXTERNAL;
+ALTER TABLE request_keys ALTER data SET STORAGE EXTERNAL;
 ALTER TABLE saved ALTER data SET STORAGE EXTERNAL;
 ALTER TABLE log_thumbnails ALTER data SET STORAGE EXTERNAL;
-{_POSTGRES_7}"""
+"""
 
 
-class Migration(NamedTuple):
-    """A step to a layout from the one before.
+def other_layout(place: str, layout: int) -> StoreError:
+    """Return the error for a store with the tables of another layout."""
+    return StoreError(
+        f"{place} was written by another version of protodcs: it has layout {layout}, and this one reads {LAYOUT}. "
+        "Nothing is lost. Use the version of protodcs that wrote it"
+    )
 
-    Attributes:
-        layout: where it leads.
-        sqlite: statements for SQLite.
-        postgres: statements for PostgreSQL.
-        breaks: whether programs of the layout before cannot use the database any more. Those that run beside the new
-            program must be stopped first.
-    """
-
-    layout: int
-    sqlite: str
-    postgres: str
-    breaks: bool = False
-
-
-MIGRATIONS: Final = [Migration(7, _LAYOUT_7, f"{_LAYOUT_7}{_POSTGRES_7}")]
 
 _TYPES: Final = {
     "AUTOINCREMENT": "GENERATED ALWAYS AS IDENTITY",

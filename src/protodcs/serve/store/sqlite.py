@@ -25,7 +25,7 @@ from .base import Store
 from .commit_marks import CommitMarks, Mark, read_marks
 from .inspection import DATABASE, WAL, connect_read_only, count_commits, refuse_fewer, refuse_loss
 from .reserve import RESERVE, Reserve
-from .schema import LAYOUT, LEASES, MIGRATIONS, SQLITE
+from .schema import LAYOUT, LEASES, SQLITE
 from .transaction import Rows, Rule, Transaction, add_to_usage
 from .values import Totals
 
@@ -247,7 +247,11 @@ class SqliteStore(Store):
         while jobs := self._waiting():
             if self._wal_has_deleted:
                 self._wal_has_deleted = False
+                if self._is_full:
+                    # The database may have to grow for what is copied to it.
+                    self._reserve.release()
                 self._empty_wal()
+                self._note_space()
             self._work([job for job in jobs if job.result.set_running_or_notify_cancel()])
         self._database.close()
         self._marks.close()
@@ -295,15 +299,15 @@ class SqliteStore(Store):
                 for _ in range(_VACUUMS_AT_ONCE):
                     self._vacuum()
             self._empty_wal()
-            with suppress(sqlite3.Error):
-                self._note_space()
+            self._note_space()
 
     def _note_space(self) -> None:
         """Take the reserve again, and note whether writes should work, if there is space for that."""
         self._reserve.restore()
         if self._is_full:
-            unused, _ = self._pages()
-            self._is_full = unused * _PAGE_BYTES + self._free_bytes() < _ROOM
+            with suppress(sqlite3.Error):
+                unused, _ = self._pages()
+                self._is_full = unused * _PAGE_BYTES + self._free_bytes() < _ROOM
 
     def _empty_wal(self) -> None:
         """Copy the write-ahead log to the database and empty it, unless somebody reads from it."""
@@ -446,9 +450,6 @@ def _open(folder: Path) -> sqlite3.Connection:
             sync_folder(folder)
             sync_folder(folder.parent)
         _add_functions(database)
-        for migration in MIGRATIONS:
-            if database.execute("PRAGMA user_version").fetchone()[0] < migration.layout:
-                database.executescript(f"BEGIN; {migration.sqlite} PRAGMA user_version = {migration.layout}; COMMIT;")
         database.executescript(f"PRAGMA temp_store = MEMORY; {LEASES.replace('CREATE', 'CREATE TEMP')}")
         # Nobody waits to use them: a creation that failed left them behind.
         database.execute("DELETE FROM blobs WHERE name NOT IN (SELECT blob FROM uses)")

@@ -1,7 +1,7 @@
 """Transactions as the rules of a SQL store see them, and what they add to the usage of tenants."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 Rows = list[tuple[Any, ...]]
@@ -11,12 +11,12 @@ class Transaction:
     """Statements that have their effect together or not at all. `?` stands for a value, `{rows}` for a table of values.
 
     Attributes:
-        added: what the transaction adds to the usage of each tenant.
+        added: what the transaction adds to the usage of each tenant: streams, bytes, and bytes of logs.
         ends: where the journals end to which it appends.
     """
 
     def __init__(self) -> None:
-        self.added: dict[bytes, Added] = {}
+        self.added: dict[bytes, list[int]] = {}
         self.ends: dict[str, int] = {}
 
     async def rows(self, statement: str, *values: Any) -> Rows:
@@ -56,14 +56,6 @@ class StaleError(Exception):
     """A row is not as this process remembers it, so the transaction had no effect."""
 
 
-class Added(NamedTuple):
-    """What a transaction adds to the usage of a tenant."""
-
-    streams: int = 0
-    bytes: int = 0
-    log_bytes: int = 0
-
-
 async def add_to_usage(tx: Transaction, shard: int) -> None:
     """Write what a transaction adds to the usage of tenants, as its last step."""
     await tx.run_many(
@@ -77,8 +69,10 @@ async def add_to_usage(tx: Transaction, shard: int) -> None:
 
 def add_usage(tx: Transaction, tenant: bytes, *, streams: int = 0, size: int = 0, log_size: int = 0) -> None:
     """Count what a transaction adds to the usage of a tenant."""
-    before = tx.added.get(tenant, Added())
-    tx.added[tenant] = Added(before.streams + streams, before.bytes + size, before.log_bytes + log_size)
+    total = tx.added.setdefault(tenant, [0, 0, 0])
+    total[0] += streams
+    total[1] += size
+    total[2] += log_size
 
 
 def to_bytes(text: str) -> bytes:

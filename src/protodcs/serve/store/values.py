@@ -1,8 +1,9 @@
 """What a store takes and returns: fences and leases, streams, and what is written to them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from ...errors import ConfigError
@@ -72,7 +73,8 @@ class AcquiredStream:
         fence: to be named in every write.
         spec: what the stream was created with.
         snapshot: the newest one; None before the first.
-        start: the position of the first record of the tail: how many records the snapshot covers.
+        start: the position of the first record of the tail: how many positions the snapshot covers.
+        position: where the next record goes.
         tail: the packed records behind the snapshot, in order.
         incarnation: differs from that of every deleted stream with the same id.
         created: when, in seconds since 1970 by the store's clock.
@@ -83,6 +85,7 @@ class AcquiredStream:
     spec: bytes
     snapshot: bytes | None
     start: int
+    position: int
     tail: list[bytes]
     incarnation: str = ""
     created: float = 0.0
@@ -93,13 +96,8 @@ class AcquiredStream:
         """The epoch of the fence."""
         return self.fence.epoch
 
-    @property
-    def position(self) -> int:
-        """Where the next record goes."""
-        return self.start + len(self.tail)
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Batch:
     """Packed records that follow one another.
 
@@ -113,6 +111,7 @@ class Batch:
             the records are.
         roll_backs: positions whose entries are marked as rolled back.
         notices: of the decisions among the records. They are written if and only if the records are.
+        positions: how many positions each record covers; empty: each covers one.
     """
 
     stream: str
@@ -123,11 +122,29 @@ class Batch:
     log: Sequence[LogEntry] = ()
     roll_backs: Sequence[Range] = ()
     notices: Sequence[Notice] = ()
+    positions: Sequence[int] = ()
+
+    @cached_property
+    def end(self) -> int:
+        """The position behind the last record."""
+        return self.position + (sum(self.positions) or len(self.records))
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of the records."""
+        return sum(map(len, self.records))
+
+    def rows(self) -> Iterator[tuple[int, int, bytes]]:
+        """Yield the position of each record, how many positions it covers, and the record."""
+        at = self.position
+        for count, record in zip(self.positions or [1] * len(self.records), self.records, strict=True):
+            yield at, count, record
+            at += count
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A snapshot that covers all records before `position`; the journal is cut there.
+    """A snapshot that covers all records before `position`; the journal is cut there, between two records.
 
     Attributes:
         stream: the id of the stream.
@@ -149,27 +166,16 @@ class Checkpoint:
 Write = Batch | Checkpoint
 
 
-@dataclass(frozen=True, slots=True)
-class Described:
+class Described(NamedTuple):
     """What a store knows of a stream without loading it.
 
     Attributes:
         spec: what the stream was created with.
-        epoch: of its newest worker.
-        worker: who holds it and lives, by its lease; None if there is nobody.
-        position: where its next record goes.
-        start: how many records its snapshot covers.
-        size: bytes of its spec, snapshot, keys, journal and saved snapshots.
         incarnation: differs from that of every deleted stream with the same id.
     """
 
     spec: bytes
-    epoch: int
-    worker: str | None
-    position: int
-    start: int
-    size: int
-    incarnation: str = ""
+    incarnation: str
 
 
 class ListedStream(NamedTuple):

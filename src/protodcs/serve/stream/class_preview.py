@@ -35,18 +35,6 @@ class ClassQuestion(NamedTuple):
     features: Features
 
 
-class ClassPreview(NamedTuple):
-    """A class that was tried.
-
-    Attributes:
-        prototype: its prototype.
-        facts: what it would change, JSON-ready.
-    """
-
-    prototype: Feature
-    facts: dict[str, Any]
-
-
 def class_question(live: LiveStream, payload: bytes) -> ClassQuestion:
     """Return what a preview needs. The payload is JSON: the cluster, the name, and the text feature of the name."""
     asked = json.loads(payload)
@@ -61,8 +49,8 @@ def class_question(live: LiveStream, payload: bytes) -> ClassQuestion:
     return ClassQuestion(engine, asked["name"], prototypes, samples.positions[-_ASKED:], features[-_ASKED:])
 
 
-def preview(question: ClassQuestion) -> ClassPreview:
-    """Return the last prototype that takes few samples from other classes, and which samples would get it."""
+def preview(question: ClassQuestion) -> tuple[Feature, dict[str, Any]]:
+    """Return the last prototype that takes few samples from other classes, and what it would change, JSON-ready."""
     engine, name, rows = question.engine, question.name, question.features
     known = np.array([engine.peek(row).known for row in rows], dtype=np.bool_)
     state = engine.snapshot()
@@ -80,4 +68,4 @@ def preview(question: ClassQuestion) -> ClassPreview:
         "known_today": int((members & known).sum()),
         "positions": [question.positions[place] for place in np.flatnonzero(members)[::-1]][:_SHOWN],
     }
-    return ClassPreview(chosen, facts)
+    return chosen, facts

@@ -14,6 +14,7 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import NamedTuple, Self
 
 from ...errors import AnswerExpiredError, DamagedDataError, IdempotencyKeyError, StoreError
@@ -27,10 +28,9 @@ _ENTRY = struct.Struct("<B16sQ")
 _RUN = struct.Struct("<IQI")
 # An answer: kind, epoch; then the packed answer.
 _ANSWER = struct.Struct("<BQ")
-# Position of the first stored answer, number of answers, number of entries; snapshots of version 5 contain the entries.
-_HEAD = struct.Struct("<QII")
-# Time of the newest record, age of the stream, and where the newest row of its oldest key ends.
-_TAIL = struct.Struct("<QQQ")
+# Position of the first stored answer, number of answers, time of the newest record, age of the stream, and where the
+# newest row of its oldest key ends.
+_HEAD = struct.Struct("<QIQQQ")
 _LENGTH = struct.Struct("<I")
 # Larger segments are not merged. Bytes.
 _MERGED = 1 << 18
@@ -111,10 +111,10 @@ class IdempotencyCache:
             runs += _RUN.pack(record.row, record.position, len(answers))
         self._entries[key] = _ENTRY.pack(record.request_kind, record.digest, self._age) + runs
 
-    def skip(self, position: int) -> None:
-        """Leave out a record that cannot be read. The answers before it expire; their keys stay."""
+    def drop_answers(self, position: int) -> None:
+        """Drop all answers, because a record before `position` cannot be read. Their keys stay."""
         self._answers.clear()
-        self._start = position + 1
+        self._start = position
 
     def find(self, kind: Kind, key: str, digest: bytes, row: int = 0) -> Answer | None:
         """Return the answer to a row that was applied before, or None if it is new.
@@ -181,10 +181,9 @@ class IdempotencyCache:
 
     def pack(self) -> bytes:
         """Return all but the keys as bytes, for a snapshot."""
-        parts = [_HEAD.pack(self._start, len(self._answers), 0)]
+        parts = [_HEAD.pack(self._start, len(self._answers), self.time, self._age, self._oldest)]
         for answer in self._answers:
             parts += (_LENGTH.pack(len(answer)), answer)
-        parts.append(_TAIL.pack(self.time, self._age, self._oldest))
         return b"".join(parts)
 
     def unstored_keys(self) -> tuple[bytes, tuple[int, int]]:
@@ -216,17 +215,11 @@ class IdempotencyCache:
     def load(self, data: bytes, segments: Iterable[KeySegment] = ()) -> None:
         """Take over what `pack` returned, and the keys. Raise StoreError for anything else."""
         try:
-            self._start, answers, entries = _HEAD.unpack_from(data)
+            self._start, answers, self.time, self._age, oldest = _HEAD.unpack_from(data)
             at = _HEAD.size
             for _ in range(answers):
                 answer, at = _part(data, at)
                 self._answers.append(answer)
-            oldest = 0
-            if entries:
-                self._load_entries(data[at:], oldest)
-                self.time = self._age
-            elif at < len(data):
-                self.time, self._age, oldest = _TAIL.unpack_from(data, at)
         except struct.error:
             raise StoreError("The idempotency data of a snapshot cannot be read.") from None
         self.load_keys(segments, oldest)
@@ -268,6 +261,8 @@ class IdempotencyCache:
         return _unpacked(position, self._answers[position - self._start])
 
 
+# A request asks for the same key when it is looked up, checked and stored.
+@lru_cache(maxsize=256)
 def _key(key: str) -> bytes:
     """Return a digest in place of a key: short, and of one size."""
     return hashlib.blake2b(key.encode(), digest_size=DIGEST_BYTES).digest()

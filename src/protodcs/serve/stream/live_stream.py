@@ -44,7 +44,7 @@ from . import snapshots
 from .answers import KNOWN, pack_decision, pack_decisions, reason_of, unpack_decision
 from .feedback import unpack_feedback
 from .idempotency import Answer, IdempotencyCache, IdempotencyLimits, digest_of
-from .records import COVERED, LONGEST_KEY, Kind, Record, join
+from .records import LONGEST_KEY, Kind, Record, join
 from .samples import StreamSamples, give_feedback
 from .summary import Summary
 
@@ -128,26 +128,26 @@ def _readable_requests(held: AcquiredStream, limits: IdempotencyLimits) -> Idemp
         found = snapshots.unpack(held.snapshot or b"")
         applied.load(found.requests, held.keys)
         if found.position != held.start:
-            applied.skip(held.start - 1)
+            applied.drop_answers(held.start)
     except (StoreError, StateVersionError):
         applied = IdempotencyCache(limits)
         with suppress(StoreError):
             applied.load_keys(held.keys)
-        applied.skip(held.start - 1)
-    covered = held.start
-    for position, data in enumerate(held.tail, held.start):
-        if position < covered:
-            continue
+        applied.drop_answers(held.start)
+    # None: behind a record that cannot be read, whose length is not known.
+    due: int | None = held.start
+    for data in held.tail:
         try:
             record = Record.unpack(data)
-            covered = position + len(record.answers)
         except (StoreError, StateVersionError):
-            applied.skip(position)
-            continue
-        if record.position == position:
-            applied.add(record)
+            due = None
         else:
-            applied.skip(position)
+            if due is None or record.position != due:
+                applied.drop_answers(record.position)
+            applied.add(record)
+            due = record.position + len(record.answers)
+    if due != held.position:
+        applied.drop_answers(held.position)
     return applied
 
 
@@ -188,8 +188,6 @@ class LiveStream:
         self._latest = Latest()
         # The unit features (n, d) of the last observe.
         self._observed: Features = np.empty((0, 0), np.float32)
-        # How many positions the last record covers that were not replayed yet.
-        self._covered = 0
         self._warnings: list[tuple[int, dict[str, Any]]] = []
         if held.snapshot is None and held.start:
             raise DamagedDataError(f"the snapshot of the first {held.start} records is missing")
@@ -290,11 +288,7 @@ class LiveStream:
 
     def replay(self, data: bytes) -> None:
         """Make the change that the next record of the journal tells of."""
-        if data == COVERED and self._covered:
-            self._covered -= 1
-            return
         record = Record.unpack(data)
-        self._covered = len(record.answers) - 1
         if record.position != self.position:
             raise DamagedDataError(f"the journal holds record {record.position} where {self.position} is due")
         try:
@@ -313,10 +307,9 @@ class LiveStream:
         self._applied.add(record)
         if record.request_kind is not Kind.OBSERVE:
             return
-        for row, (answer, feature) in enumerate(zip(answers, self._observed, strict=True)):
-            warning = self._latest.add(not answer[0] & KNOWN, reason_of(answer), feature)
-            if warning is not None:
-                self._warnings.append((record.position + row, warning))
+        unknown = [not answer[0] & KNOWN for answer in answers]
+        begun = self._latest.add(unknown, [reason_of(answer) for answer in answers], self._observed)
+        self._warnings += [(record.position + row, warning) for row, warning in begun]
 
     def peek(self, payload: bytes) -> bytes:
         """What an observe would answer; nothing changes."""
@@ -445,19 +438,18 @@ class LiveStream:
             return pack_decision(decision, joined)
 
     def _observe_rows(self, payload: bytes) -> bytes:
-        rows = _feature(payload).reshape(-1, self.engine.dimension)
-        unit = check_features(rows, self.engine.dimension)
+        unit = check_features(_feature(payload).reshape(-1, self.engine.dimension), self.engine.dimension)
         with _no_rejection():
             answers: list[bytes] = []
-            while len(answers) < len(rows):
+            while len(answers) < len(unit):
                 first = len(answers)
                 # The guard may restore another engine at the end of its window.
-                some = slice(first, None if self.guard is None else first + self.guard.room)
-                decisions = self.engine.observe_many(rows[some])
+                some = unit[first : None if self.guard is None else first + self.guard.room]
+                decisions, cosines = self.engine.observe_unit(some)
                 answers += pack_decisions(decisions)
                 if self.guard is not None:
                     last = self.position + len(answers) - 1
-                    self._obey(self.guard.watch_many(unit[some], decisions, self.engine, last))
+                    self._obey(self.guard.watch_many(some, decisions, cosines, self.engine, last))
             self._observed = unit
             return join(answers)
 

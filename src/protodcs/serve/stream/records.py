@@ -3,8 +3,7 @@
 A record stands alone: it holds its version, its position and the epoch of its writer, and a checksum covers all of it.
 `Record.unpack` raises `StoreError` for a damaged record.
 
-Rows of one request that are observed together share a record, which has a position for each. In the journal it stands
-at the first of them, and `COVERED` at the others.
+Rows of one request that are observed together share a record, which has a position for each.
 """
 
 import struct
@@ -12,12 +11,11 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 from ...errors import DamagedDataError, StateVersionError, StoreError
 
 VERSION = 3
-# Version 2 had no OBSERVE_ROWS.
-_READABLE = (2, 3)
 # version, kind, bytes of the key, of the payload and of the answer, row, position, epoch, time, digest
 _HEAD = struct.Struct("<BBHIIIQQQ16s")
 _SEAL = struct.Struct("<I")
@@ -25,8 +23,6 @@ _SEAL = struct.Struct("<I")
 _LENGTH = struct.Struct("<H")
 LONGEST_KEY = 200
 DIGEST_BYTES = 16
-# What the journal has at a position that an earlier record covers.
-COVERED = b""
 
 
 class Kind(IntEnum):
@@ -47,13 +43,14 @@ class Kind(IntEnum):
     OBSERVE_ROWS = 13
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Record:
     """One change of a stream.
 
     Attributes:
         kind: what it does.
-        position: its place in the journal of the stream, from 0; no two records of a stream share one.
+        position: its place in the journal of the stream, from 0, or that of its first row; no two records of a stream
+            share one.
         epoch: of the worker that wrote it.
         time: when, in milliseconds since 1970 by the store's clock; it never decreases along a journal.
         key: the idempotency key of the request; never empty.
@@ -81,7 +78,7 @@ class Record:
         """What the request asks for."""
         return Kind.OBSERVE if self.kind is Kind.OBSERVE_ROWS else self.kind
 
-    @property
+    @cached_property
     def answers(self) -> list[bytes]:
         """The response to each row."""
         return split(self.answer) if self.kind is Kind.OBSERVE_ROWS else [self.answer]
@@ -115,7 +112,7 @@ class Record:
         end = len(data) - _SEAL.size
         if zlib.crc32(memoryview(data)[:end]) != _SEAL.unpack_from(data, end)[0]:
             raise DamagedDataError("a journal record does not match its checksum: it is damaged")
-        if version not in _READABLE:
+        if version != VERSION:
             raise StateVersionError.of("A journal record", version, VERSION)
         if _HEAD.size + key_length + payload_length + answer_length != end:
             raise DamagedDataError(

@@ -10,12 +10,10 @@ from typing import NamedTuple
 
 from ...errors import DamagedDataError, StateVersionError
 
-VERSION = 6
+VERSION = 7
 # Version and position, then bytes of the engine state, of the guard, of the applied requests, of the stored samples and
 # of the latest decisions.
 _HEAD = struct.Struct("<BQQQQQQ")
-# Version 5 has the keys of all applied requests, and latest decisions that are not read; version 4 has none.
-_EARLIER = {4: struct.Struct("<BQQQQQ"), 5: _HEAD}
 _CHECKSUM = struct.Struct("<I")
 
 
@@ -48,21 +46,18 @@ def pack(snapshot: Snapshot) -> bytes:
 
 def unpack(data: bytes) -> Snapshot:
     """Return the snapshot that `pack` was given. Raise DamagedDataError or StateVersionError otherwise."""
-    head = _EARLIER.get(data[0], _HEAD) if data else _HEAD
-    if len(data) < head.size + _CHECKSUM.size:
+    if len(data) < _HEAD.size + _CHECKSUM.size:
         raise DamagedDataError(f"a snapshot of {len(data)} bytes: it was cut off")
     end = len(data) - _CHECKSUM.size
     if zlib.crc32(memoryview(data)[:end]) != _CHECKSUM.unpack_from(data, end)[0]:
         raise DamagedDataError("a snapshot does not match its checksum: it is damaged")
-    if data[0] != VERSION and data[0] not in _EARLIER:
+    if data[0] != VERSION:
         raise StateVersionError.of("The snapshot of the stream", data[0], VERSION)
-    _, position, *sizes = head.unpack_from(data)
-    if head.size + sum(sizes) != end:
+    _, position, *sizes = _HEAD.unpack_from(data)
+    if _HEAD.size + sum(sizes) != end:
         raise DamagedDataError(f"a snapshot of {len(data)} bytes that announces another length: it is damaged")
-    parts, at = [], head.size
+    parts, at = [], _HEAD.size
     for size in sizes:
         parts.append(data[at : at + size])
         at += size
-    if data[0] != VERSION:
-        del parts[4:]
     return Snapshot(position, *parts)

@@ -42,7 +42,7 @@ async def gather_forever(gather: Callable[[], Awaitable[None]]) -> None:
         await asyncio.sleep(_PERIOD)
 
 
-class Gathering:
+class Gathering(Collector):
     """The page.
 
     Args:
@@ -63,9 +63,11 @@ class Gathering:
         self._log_usage = gauge("protodcs_tenant_log_bytes", "Bytes of the decision logs of a tenant.", ["tenant"])
         gauge("protodcs_lease_seconds", "How long a store may be silent.").set(lease)
         gauge("protodcs_build_info", "Always 1; the label says which version.", ["version"]).labels(__version__).set(1)
-        self._page = _Page([own, *registries])
+        self._registries = [own, *registries]
+        # Those of the worker, which only the event loop may read from it.
+        self._of_worker: list[Metric] = []
         self.registry = CollectorRegistry()
-        self.registry.register(self._page)
+        self.registry.register(self)
 
     def listen(self, host: str, port: int) -> None:
         """Serve the page from now on. Raise ConfigError if the port cannot be listened on."""
@@ -78,7 +80,7 @@ class Gathering:
 
     def put(self, metrics: list[Metric], failing: Iterable[str]) -> None:
         """Take the present metrics of the worker, and the parts that cannot serve."""
-        self._page.worker = metrics
+        self._of_worker = metrics
         for part in self._parts:
             self._ready.labels(part).set(part not in failing)
 
@@ -97,22 +99,9 @@ class Gathering:
                 for tenant, size in usage.items():
                     gauge.labels(tenant).set(size)
 
-
-class _Page(Collector):
-    """All metrics of the process.
-
-    Attributes:
-        worker: those of the worker, which only the event loop may read from it.
-    """
-
-    def __init__(self, registries: Sequence[CollectorRegistry]):
-        self._registries = registries
-        self.worker: list[Metric] = []
-
     def collect(self) -> Iterator[Metric]:
         """Return every metric, without the times at which counters began. Those would double the page."""
-        for family in (*(found for registry in self._registries for found in registry.collect()), *self.worker):
-            samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+        for family in (*(found for registry in self._registries for found in registry.collect()), *self._of_worker):
             shown = Metric(family.name, family.documentation, family.type)
-            shown.samples = samples
+            shown.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
             yield shown

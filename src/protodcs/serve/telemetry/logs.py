@@ -22,7 +22,7 @@ SAFE_ID = r"[A-Za-z0-9._:-]{1,128}"
 
 
 def start(kind: Literal["json", "text", "off"], level: str, process: str) -> None:
-    """Have all logs of this process written to its standard output."""
+    """Write all logs of this process to its standard output."""
     log = logging.getLogger(_ROOT)
     log.setLevel(level.upper())
     log.propagate = False
@@ -36,14 +36,14 @@ def start(kind: Literal["json", "text", "off"], level: str, process: str) -> Non
 
 
 def request_id(given: str | None) -> str:
-    """The caller's id of a request if it can be used, or a new one; a key given by mistake cannot."""
+    """Return the caller's id of a request, or a new one if it cannot be used. A key given by mistake cannot."""
     if given is None or not re.fullmatch(SAFE_ID, given) or without_keys(given) != given:
         return new_id()
     return given
 
 
 def with_fields(**fields: Any) -> dict[str, Any]:
-    """What `extra` of a logger takes, so that a line has these fields."""
+    """Return what `extra` of a logger takes, so that a line has these fields."""
     return {"fields": fields}
 
 
@@ -56,7 +56,7 @@ class _AsJson(logging.Formatter):
         return json.dumps(self.line(record), default=str)
 
     def line(self, record: logging.LogRecord) -> dict[str, Any]:
-        """The fields of a line, those that every line has first."""
+        """Return the fields of a line, those that every line has first."""
         moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         line: dict[str, Any] = {
             "time": moment.isoformat(timespec="milliseconds"),

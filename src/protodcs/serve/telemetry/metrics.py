@@ -39,14 +39,17 @@ class IngressMetrics:
         self.requests = seconds("http_request_duration_seconds", "Duration of HTTP requests.", about_request)
         self._requests_by: dict[tuple[str, str, int], Histogram] = {}
         self.encode = seconds("protodcs_encode_seconds", "Time until an image is a feature, queueing included.")
-        self.answer = seconds(
-            "protodcs_route_seconds", "Time from the queue to the final reply of a worker, retries included."
+        self.answer = _Tally(
+            "protodcs_route_seconds", "Time from the queue to the final reply of a worker, retries included.", _REQUEST
         )
         self.queued_images = gauge("protodcs_encoder_queued_images", "Images that wait for the encoder.")
-        self.group = seconds(
+        self.group = _Tally(
             "protodcs_group_seconds",
             "Time from sending some requests on one stream to their replies, which follow the commit.",
+            _REQUEST,
         )
+        registry.register(self.answer)
+        registry.register(self.group)
         self._tenant_requests = counter("protodcs_tenant_requests", "HTTP requests with a valid API key.", ["tenant"])
         self._tenant_rejections = counter(
             "protodcs_tenant_rejections", "Responses 403, 413 and 429 by tenant.", ["tenant", "code"]
@@ -97,14 +100,10 @@ class EncoderMetrics:
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
-        self.batch = Histogram(
-            "protodcs_encoder_batch_images", "Images that went together.", buckets=_COUNT, registry=registry
-        )
-        self.seconds = Histogram(
-            "protodcs_encoder_batch_seconds",
-            "Seconds of a batch, decoding included.",
-            buckets=_REQUEST,
-            registry=registry,
+        histogram = partial(Histogram, registry=registry)
+        self.batch = histogram("protodcs_encoder_batch_images", "Images that went together.", buckets=_COUNT)
+        self.seconds = histogram(
+            "protodcs_encoder_batch_seconds", "Seconds of a batch, decoding included.", buckets=_REQUEST
         )
         self.bad = Counter("protodcs_encoder_bad_images", "Images that could not be decoded.", registry=registry)
 
@@ -121,8 +120,8 @@ class WorkerMetrics:
     """
 
     def __init__(self, guards: Iterable[str] = ()) -> None:
-        registry = self.registry = CollectorRegistry()
-        counter = partial(Counter, registry=registry)
+        self._registry = CollectorRegistry()
+        counter = partial(Counter, registry=self._registry)
         self._step = _Tally("protodcs_worker_step_seconds", "Seconds of one observe in the engine.", _STEP)
         self._openness = _Tally("protodcs_decision_openness", "Openness of the decisions on observes.", _OPENNESS)
         self._commit = _Tally(
@@ -130,8 +129,6 @@ class WorkerMetrics:
         )
         self._group = _Tally("protodcs_worker_commit_writes", "Writes that went to the store together.", _COUNT)
         self.loads = _Tally("protodcs_worker_load_seconds", "Time to load a stream, in seconds.", _LOAD)
-        for tally in (self._step, self._openness, self._commit, self._group, self.loads):
-            registry.register(tally)
         self.unloads = counter("protodcs_worker_unloads", "Streams that were unloaded.")
         self.fenced = counter(
             "protodcs_worker_fenced_writes", "Writes refused by the store because another worker took over."
@@ -146,25 +143,25 @@ class WorkerMetrics:
         self.guards = counter("protodcs_guard_events", "Times a guard rail of a stream fired.", ["kind"])
         for kind in guards:
             self.guards.labels(kind)
-        self.decisions = [0] * _FLAGS
+        # Decisions by their flags. To count in a list costs next to nothing.
+        self._decisions = [0] * _FLAGS
         self.reached = time.monotonic()
         self.writing: float | None = None
-        registry.register(_Decisions(self.decisions))
 
     def stepped(self, seconds: float, answer: bytes) -> None:
-        """An observe was answered."""
+        """Count an observe that was answered."""
         self._step.observe(seconds)
-        self.decisions[answer[0] % _FLAGS] += 1
+        self._decisions[answer[0] % _FLAGS] += 1
         self._openness.observe(openness_of(answer))
 
     def committed(self, start: float, writes: int) -> None:
-        """A group of writes is durable, or refused by the store, which was first tried at the time `start`."""
+        """Count a group of writes that is durable or refused by the store. It was first tried at the time `start`."""
         self.reached = time.monotonic()
         self._commit.observe(self.reached - start)
         self._group.observe(writes)
 
     def renewed(self) -> None:
-        """The lease was renewed."""
+        """Note that the lease was renewed."""
         self.reached = time.monotonic()
 
     @property
@@ -173,11 +170,36 @@ class WorkerMetrics:
         return time.monotonic() - self.reached
 
     def families(self, gauges: Mapping[str, float], more: Iterable[Metric]) -> list[Metric]:
-        """All that was counted, the present values of `GAUGES` by name, and more."""
+        """Return all that was counted, the present values of `GAUGES` by name, and more."""
         lag = 0.0 if self.writing is None else time.monotonic() - self.writing
         values = {"protodcs_store_silence_seconds": self.silence, "protodcs_store_lag_seconds": lag, **gauges}
         present = [GaugeMetricFamily(name, GAUGES[name], value=value) for name, value in values.items()]
-        return [*self.registry.collect(), *present, *more]
+        tallies = (self._step, self._openness, self._commit, self._group, self.loads)
+        counted = [
+            *self._registry.collect(),
+            *(found for tally in tallies for found in tally.collect()),
+            *self._verdicts(),
+        ]
+        return [*counted, *present, *more]
+
+    def _verdicts(self) -> Iterator[Metric]:
+        """Yield how many decisions have a label, and how many passed which gate."""
+
+        def having(flag: int) -> int:
+            return sum(count for flags, count in enumerate(self._decisions) if flags & flag)
+
+        verdicts = CounterMetricFamily("protodcs_decisions", "Observes that were decided.", labels=["verdict"])
+        verdicts.add_metric(["known"], having(KNOWN))
+        verdicts.add_metric(["unknown"], sum(self._decisions) - having(KNOWN))
+        yield verdicts
+        gates = CounterMetricFamily(
+            "protodcs_gate_passes",
+            "Observes of ProtoDCS that passed a gate: trusted by the first check, cached, evolved the text prototypes.",
+            labels=["gate"],
+        )
+        for gate, flag in (("trusted", TRUSTED), ("cached", CACHED), ("evolved", EVOLVED)):
+            gates.add_metric([gate], having(flag))
+        yield gates
 
 
 GAUGES = {
@@ -204,35 +226,8 @@ class _Tally(Collector):
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
-    def collect(self) -> Iterator[Metric]:
-        """The one family that this is."""
+    def collect(self) -> list[Metric]:
+        """Return the histogram as it is now."""
         names = [*(f"{bound:g}" for bound in self._bounds), "+Inf"]
-        upto = list(zip(names, map(float, itertools.accumulate(self._counts)), strict=True))
-        yield HistogramMetricFamily(self._name, self._words, buckets=upto, sum_value=self._sum)
-
-
-class _Decisions(Collector):
-    """Decisions by their flags, counted in a plain list because that costs next to nothing."""
-
-    def __init__(self, counts: list[int]):
-        self._counts = counts
-
-    def collect(self) -> Iterator[Metric]:
-        """Verdicts, and what passed the gates."""
-        counts = list(self._counts)
-
-        def having(flag: int) -> int:
-            return sum(count for flags, count in enumerate(counts) if flags & flag)
-
-        verdicts = CounterMetricFamily("protodcs_decisions", "Observes that were decided.", labels=["verdict"])
-        verdicts.add_metric(["known"], having(KNOWN))
-        verdicts.add_metric(["unknown"], sum(counts) - having(KNOWN))
-        yield verdicts
-        gates = CounterMetricFamily(
-            "protodcs_gate_passes",
-            "Observes of ProtoDCS that passed a gate: trusted by the first check, cached, evolved the text prototypes.",
-            labels=["gate"],
-        )
-        for gate, flag in (("trusted", TRUSTED), ("cached", CACHED), ("evolved", EVOLVED)):
-            gates.add_metric([gate], having(flag))
-        yield gates
+        buckets = [*zip(names, map(float, itertools.accumulate(self._counts)), strict=True)]
+        return [HistogramMetricFamily(self._name, self._words, buckets=buckets, sum_value=self._sum)]

@@ -54,21 +54,20 @@ class Readiness:
         return await asyncio.shield(self._look)
 
     async def _looked(self) -> dict[str, str]:
-        workers, encoder = await asyncio.gather(self._failing_workers(), self._failing_encoder())
+        workers, encoder = await asyncio.gather(_facts(self._control), _facts(self._encoding))
         self._seen = time.monotonic()
-        return workers | encoder
+        if isinstance(workers, Exception):
+            failing = {"workers": f"the worker does not answer: {type(workers).__name__}"}
+        else:
+            failing = failing_workers(workers, self._lease)
+        if isinstance(encoder, Exception):
+            failing["encoder"] = f"the encoder does not answer: {type(encoder).__name__}"
+        return failing
 
-    async def _failing_workers(self) -> dict[str, str]:
-        try:
-            return failing_workers(await asyncio.wait_for(self._control.facts(), _TIMEOUT), self._lease)
-        except Exception as problem:
-            return {"workers": f"the worker does not answer: {type(problem).__name__}"}
 
-    async def _failing_encoder(self) -> dict[str, str]:
-        if self._encoding is None:
-            return {}
-        try:
-            await asyncio.wait_for(self._encoding.facts(), _TIMEOUT)
-        except Exception as problem:
-            return {"encoder": f"the encoder does not answer: {type(problem).__name__}"}
-        return {}
+async def _facts(part: Asked | None) -> Any:
+    """Return what a part says of itself, or why it does not; None if there is no such part."""
+    try:
+        return None if part is None else await asyncio.wait_for(part.facts(), _TIMEOUT)
+    except Exception as problem:
+        return problem

@@ -6,14 +6,16 @@ each process. A span never contains what a caller sent.
 
 import importlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from ...errors import ConfigError
 from ..messages import Request
@@ -34,15 +36,12 @@ def start(hook: str | None) -> None:
     function()
 
 
-@contextmanager
-def request_span(headers: Mapping[str, str], **about: str) -> Iterator[Span]:
+def request_span(scope: Scope, request_id: str) -> AbstractContextManager[Span]:
     """The span of an HTTP request, below the caller's own if its headers name one."""
     if not _is_recorded():
-        yield INVALID_SPAN
-        return
-    parent = _form.extract(headers)
-    with _tracer.start_as_current_span("request", parent, kind=SpanKind.SERVER, attributes=about) as span:
-        yield span
+        return nullcontext(INVALID_SPAN)
+    parent, about = _form.extract(Headers(scope=scope)), {"request.id": request_id}
+    return _tracer.start_as_current_span("request", parent, kind=SpanKind.SERVER, attributes=about)
 
 
 def _is_recorded() -> bool:
@@ -93,10 +92,10 @@ def carried() -> str:
     return carrier.get("traceparent", "")
 
 
-def marked(requests: Iterable[Request]) -> list[Request]:
+def marked(requests: list[Request]) -> list[Request]:
     """The requests with the present span, if someone records it."""
     word = carried()
-    return [request._replace(trace=word) for request in requests] if word else [*requests]
+    return [request._replace(trace=word) for request in requests] if word else requests
 
 
 def shared_span(name: str, words: Sequence[str], **about: int) -> AbstractContextManager[Span | None]:

@@ -1,9 +1,9 @@
 """Change streams in memory, and put what changed into the queue of the journal."""
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from zlib import crc32
 
 from ...errors import StoreError
 from ..log.entries import LogEntry, Range
@@ -11,9 +11,9 @@ from ..log.notices import Notice
 from ..messages import Reply, Request
 from ..pipeline.commit import GroupCommit
 from ..settings import ServeConfig
-from ..store.values import Batch, Checkpoint
-from ..stream.idempotency import Answer, digest_of
-from ..stream.records import Kind
+from ..store.values import Batch
+from ..stream.idempotency import digest_of
+from ..stream.records import Kind, Record
 from .checkpoints import Checkpoints
 from .computing import Computing
 from .lease import WorkerLease
@@ -58,13 +58,14 @@ class Changes:
         self._config = config
         self.on_commit: Callable[[str, int, bool], None] | None = None
 
-    async def applied(self, loaded: LoadedStream, kind: Kind, request: Request) -> Answer | None:
-        """Return the answer to a request that was applied before, as soon as it is durable."""
+    async def applied(self, loaded: LoadedStream, kind: Kind, request: Request) -> Reply | None:
+        """Return the reply to a request that was applied before, as soon as it is durable."""
         async with loaded.in_use:
             found = loaded.live.applied(kind, request.key, content_digest(request))
-        if found is not None:
-            await loaded.journal.wait_durable()
-        return found
+        if found is None:
+            return None
+        await loaded.journal.wait_durable()
+        return done_reply(found, repeated=True)
 
     async def apply(
         self, loaded: LoadedStream, kind: Kind, request: Request, payload: bytes, back_to: int | None = None
@@ -83,7 +84,7 @@ class Changes:
                 with loaded.changing():
                     record = await self._computing.run(loaded, change, long=kind in _LONG)
                 roll_backs = [] if back_to is None else [(back_to, record.position)]
-                long_journal = self.put(request.stream, loaded, record.position, [record.pack()], roll_backs=roll_backs)
+                long_journal = self.put(request.stream, loaded, record.position, [record], roll_backs=roll_backs)
         await loaded.journal.wait_durable()
         if long_journal:
             # The record may be a whole state. Wait for the snapshot that removes it from the journal. If that one
@@ -97,36 +98,34 @@ class Changes:
         stream: str,
         loaded: LoadedStream,
         position: int,
-        records: list[bytes],
+        records: list[Record],
         log: Sequence[LogEntry] = (),
         roll_backs: Sequence[Range] = (),
         notices: Sequence[Notice] = (),
     ) -> bool:
         """Queue records. If the journal has become long, also queue a snapshot and return True."""
         summary, fence = loaded.live.summary().pack(), loaded.live.fence
-        batch = Batch(stream, fence, position, records, summary, log, roll_backs, notices)
+        packed = [record.pack() for record in records]
+        positions = [len(record.answers) for record in records]
+        batch = Batch(stream, fence, position, packed, summary, log, roll_backs, notices, positions)
         written = None if self.on_commit is None else partial(self.on_commit, stream, position, bool(notices))
         self._commits.put(loaded.journal, batch, written)
-        size = sum(map(len, records))
-        loaded.journal_bytes += size
-        self._quotas.add(stream, size)
+        loaded.journal_bytes += batch.size
+        self._quotas.add(stream, batch.size)
         config = self._config
-        if loaded.unsnapshotted_records < config.snapshot_records and loaded.journal_bytes < config.snapshot_bytes:
+        long = loaded.unsnapshotted_records >= _longest_journal(stream, config.snapshot_records)
+        if not long and loaded.journal_bytes < config.snapshot_bytes:
             return False
-        self.queue_snapshot(stream, loaded)
+        self._checkpoints.put(stream, loaded)
         return True
 
-    def queue_snapshot(self, stream: str, loaded: LoadedStream) -> None:
-        """Queue a snapshot of all of a stream. It covers the records that were put before it is built."""
-        live = loaded.live
 
-        async def build() -> Checkpoint:
-            async with loaded.in_use:
-                checkpoint = await self._computing.run(loaded, partial(live.checkpoint, stream))
-                loaded.snapshot_end, loaded.journal_bytes, loaded.written = live.position, 0, time.monotonic()
-                return checkpoint
+def _longest_journal(stream: str, records: int) -> int:
+    """Return after how many records a snapshot of a stream is due: up to a quarter fewer than `records`.
 
-        self._checkpoints.put(loaded.journal, stream, build, live.stored)
+    Streams that began together and have the same rate must not all write their snapshots at the same moment.
+    """
+    return records - crc32(stream.encode("utf-8", "surrogatepass")) % max(records // 4, 1)
 
 
 def content_digest(request: Request) -> bytes:

@@ -7,75 +7,47 @@ records that it covers are durable. If it fails, the records are still there.
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import NamedTuple
 
 from ...errors import StoreError
-from ..pipeline.commit import GROUP_BYTES, Entry, GroupCommit, Journal, size_of
-from ..store.values import Checkpoint
+from ..pipeline.commit import GROUP_BYTES, Entry, GroupCommit, size_of
 from ..telemetry import logs
+from .computing import Computing
+from .loaded_stream import LoadedStream
 
 _log = logging.getLogger(__name__)
 
 
-class _Unbuilt(NamedTuple):
-    """A snapshot that waits for its turn. It is built only then, because it may have megabytes."""
-
-    journal: Journal
-    stream: str
-    build: Callable[[], Awaitable[Checkpoint]]
-    durable: Callable[[Checkpoint], None]
-    future: "asyncio.Future[None]"
-    queued: float
-
-
 class Checkpoints:
-    """The queue of the snapshots of one worker."""
+    """The queue of the snapshots of one worker. They are built when they can be sent, so few of them are in memory."""
 
-    def __init__(self, commits: GroupCommit):
+    def __init__(self, commits: GroupCommit, computing: Computing):
         self._commits = commits
-        self._snapshots: deque[_Unbuilt] = deque()
-        self._some = asyncio.Event()
+        self._computing = computing
+        # Streams, and when their snapshot was queued.
+        self._waiting: asyncio.Queue[tuple[str, LoadedStream, float]] = asyncio.Queue()
 
-    def put(
-        self,
-        journal: Journal,
-        stream: str,
-        build: Callable[[], Awaitable[Checkpoint]],
-        durable: Callable[[Checkpoint], None],
-    ) -> None:
-        """Queue a snapshot, unless one is queued already. `journal.settle_snapshot` returns when it is durable.
-
-        Args:
-            journal: of the stream.
-            stream: its id, for the log.
-            build: returns the snapshot of the state that all records put so far led to. It is called when the snapshot
-                can be sent, so that few snapshots are in memory at once.
-            durable: called as soon as the snapshot is durable.
-        """
-        if journal.snapshot_queued:
-            return
-        journal.snapshot, journal.snapshot_queued = _new_future(), True
-        self._snapshots.append(_Unbuilt(journal, stream, build, durable, journal.snapshot, time.monotonic()))
-        self._some.set()
+    def put(self, stream: str, loaded: LoadedStream) -> None:
+        """Queue a snapshot of all of a stream, unless one is queued. `journal.settle_snapshot` waits for it."""
+        journal = loaded.journal
+        if not journal.snapshot_queued:
+            journal.snapshot, journal.snapshot_queued = asyncio.get_running_loop().create_future(), True
+            # Nobody has to look at its outcome: the next snapshot covers more.
+            journal.snapshot.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._waiting.put_nowait((stream, loaded, time.monotonic()))
 
     @property
     def queued(self) -> int:
         """How many snapshots wait for those under way."""
-        return len(self._snapshots)
+        return self._waiting.qsize()
 
     async def run(self) -> None:
         """Send snapshots until it is cancelled."""
         while True:
-            if not self._snapshots:
-                self._some.clear()
-                await self._some.wait()
             group: list[Entry] = []
             size = 0
-            while self._snapshots and size < GROUP_BYTES:
-                entry = await _built(self._snapshots.popleft())
+            while size < GROUP_BYTES and not (group and self._waiting.empty()):
+                entry = await self._build(*await self._waiting.get())
                 if entry is not None:
                     group.append(entry)
                     size += size_of(entry.write)
@@ -86,31 +58,22 @@ class Checkpoints:
                 await entry.journal.settle()
             await self._commits.send(group)
 
-
-async def _built(wanted: _Unbuilt) -> Entry | None:
-    """Return the snapshot to send, or None if it failed."""
-    journal = wanted.journal
-    try:
-        if journal.broken is not None:
-            wanted.future.set_exception(journal.broken)
-            return None
-        checkpoint = await wanted.build()
-    except Exception as problem:
-        fields = logs.with_fields(stream=wanted.stream)
-        _log.exception("The snapshot of a stream could not be built.", extra=fields)
-        # The engine may be damaged. The store is not: the stream has to be loaded again.
-        journal.fail(StoreError(f"the snapshot of the stream could not be built: {problem!r}"))
+    async def _build(self, stream: str, loaded: LoadedStream, queued: float) -> Entry | None:
+        """Return the snapshot to send, or None if it failed. It covers the records that were put before."""
+        journal, live, saved = loaded.journal, loaded.live, loaded.journal.snapshot
+        assert saved is not None
+        try:
+            if journal.broken is None:
+                async with loaded.in_use:
+                    checkpoint = await self._computing.run(loaded, partial(live.checkpoint, stream))
+                    loaded.snapshot_end, loaded.journal_bytes, loaded.written = live.position, 0, time.monotonic()
+                return Entry(journal, checkpoint, queued, saved=saved, written=partial(live.stored, checkpoint))
+        except Exception as problem:
+            _log.exception("The snapshot of a stream could not be built.", extra=logs.with_fields(stream=stream))
+            # The engine may be damaged. The store is not: the stream has to be loaded again.
+            journal.fail(StoreError(f"the snapshot of the stream could not be built: {problem!r}"))
+        finally:
+            journal.snapshot_queued = False
         assert journal.broken is not None
-        wanted.future.set_exception(journal.broken)
+        saved.set_exception(journal.broken)
         return None
-    finally:
-        journal.snapshot_queued = False
-    written = partial(wanted.durable, checkpoint)
-    return Entry(journal, checkpoint, wanted.queued, saved=wanted.future, written=written)
-
-
-def _new_future() -> "asyncio.Future[None]":
-    """Return a future whose outcome nobody has to look at: the next snapshot covers more."""
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return future

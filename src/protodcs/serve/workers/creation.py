@@ -11,8 +11,7 @@ from ..stream.live_stream import StreamSpec
 from ..stream.shared import check_vocabulary, unpack_prototypes
 from .computing import Computing
 from .loaded_streams import LoadedStreams
-from .quotas import Quotas
-from .size_limits import SizeLimits
+from .quotas import Quotas, SizeLimits
 
 
 @dataclass(frozen=True)
@@ -33,19 +32,7 @@ class Creation:
             await self._check_stored(spec.vocabulary)
             vocabulary = await self.streams.vocabulary(spec.vocabulary)
         await self.computing.in_thread(partial(self._check, request, spec, vocabulary))
-        # Before anything is put: prototypes that no stream uses stay for an hour.
-        found = await self._existing(request.stream, spec)
-        if found is not None:
-            return found
-        self.quotas.check(request.stream)
-        self.quotas.add(request.stream, len(request.shared))
-        await self.store.put_shared(spec.prototypes, request.shared)
-        try:
-            return await self._begin_stream(request.stream, spec)
-        except StoreError:
-            # The blob may have gone meanwhile, with the last stream that used it.
-            await self.store.put_shared(spec.prototypes, request.shared)
-            return await self._begin_stream(request.stream, spec)
+        return await self._create(request.stream, spec, request.shared)
 
     async def find_vocabulary(self, request: Request) -> Reply:
         """Reply if a vocabulary is stored."""
@@ -83,22 +70,34 @@ class Creation:
         spec = StreamSpec.unpack((await self.store.describe(request.payload.decode())).spec)
         prototypes = await self.streams.prototypes(spec)
         self.sizes.check(request.stream, spec, spec.config, *prototypes.unit.shape)
-        found = await self._existing(request.stream, spec)
+        return await self._create(request.stream, spec)
+
+    async def _create(self, stream: str, spec: StreamSpec, prototypes: bytes = b"") -> Reply:
+        """Create a stream, after the prototypes if these may not be stored yet."""
+        # Before anything is put: prototypes that no stream uses stay for an hour.
+        found = await self._existing(stream, spec)
         if found is not None:
             return found
-        self.quotas.check(request.stream)
-        return await self._begin_stream(request.stream, spec)
-
-    async def _begin_stream(self, stream: str, spec: StreamSpec) -> Reply:
         packed = spec.pack()
-        created = await self.store.create(stream, packed, *spec.blobs)
+        self.quotas.check(stream)
+        self.quotas.add(stream, len(prototypes))
+        if prototypes:
+            await self.store.put_shared(spec.prototypes, prototypes)
+        try:
+            created = await self.store.create(stream, packed, *spec.blobs)
+        except StoreError:
+            if not prototypes:
+                raise
+            # The blob may have gone meanwhile, with the last stream that used it.
+            await self.store.put_shared(spec.prototypes, prototypes)
+            created = await self.store.create(stream, packed, *spec.blobs)
         if created:
-            self.streams.forget_failure(stream)
+            self.streams.failed.pop(stream, None)
             self.quotas.add(stream, len(packed))
         found = await self._existing(stream, spec)
         if found is None:
             raise UnknownStreamError(f"the stream {stream!r} was deleted as soon as it was created")
-        return found._replace(repeated=found.repeated and not created)
+        return found._replace(repeated=not created)
 
     async def _existing(self, stream: str, spec: StreamSpec) -> Reply | None:
         """Return the reply for a stream that exists already, or None if there is none."""

@@ -8,6 +8,8 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Callable
+from typing import Final
 
 from ...errors import StoreError
 from ..log.entries import LogQuery, Purge, described
@@ -15,12 +17,15 @@ from ..messages import Reply, ReplyStatus, Request
 from ..settings import ServeConfig, log_limits
 from ..store.base import Store
 from ..telemetry import logs
-from .steady_clock import SteadyClock
 
 _log = logging.getLogger(__name__)
 
 # How often a worker deletes old entries of the decision log, in seconds.
 _TRIM_SECONDS = 2.0
+# Time without a jump after which the clock is trusted. Seconds.
+STEADY_SECONDS: Final = 3600.0
+# Between two readings, the clock may gain or lose so much without counting as set: time servers slew it. Seconds.
+_TOLERANCE: Final = 60.0
 
 
 class DecisionLog:
@@ -30,11 +35,6 @@ class DecisionLog:
         self._store = store
         self._limits = log_limits(config)
         self._forbids_images = config.forbid_images
-
-    @property
-    def is_on(self) -> bool:
-        """Whether decisions are logged."""
-        return self._limits.entries > 0
 
     async def read(self, request: Request) -> Reply:
         """Return a page of the decision log, without loading the stream."""
@@ -93,3 +93,32 @@ class DecisionLog:
                 await self._store.trim_log(self._limits, clock.now())
             except StoreError as problem:
                 _log.warning("the decision log was not trimmed", extra=logs.with_fields(problem=str(problem)))
+
+
+class SteadyClock:
+    """A clock that says nothing after it was set: the time for decisions that cannot be taken back.
+
+    A clock can be wrong for a while: after a boot without network, by a mistake of a person or of a time server. What
+    it says is trusted after it ran for an hour without being set.
+
+    Args:
+        wall: returns the seconds since 1970.
+        monotonic: returns seconds that no one sets.
+    """
+
+    def __init__(self, wall: Callable[[], float], monotonic: Callable[[], float]):
+        self._wall = wall
+        self._monotonic = monotonic
+        self._offset = wall() - monotonic()
+        self._set = monotonic()
+
+    def now(self) -> float | None:
+        """Return the seconds since 1970; None if the clock was set, or this object made, within the last hour.
+
+        Call it every few seconds: a jump that came and went between two calls is not seen.
+        """
+        wall, monotonic = self._wall(), self._monotonic()
+        if abs(wall - monotonic - self._offset) > _TOLERANCE:
+            self._set = monotonic
+        self._offset = wall - monotonic
+        return wall if monotonic - self._set >= STEADY_SECONDS else None

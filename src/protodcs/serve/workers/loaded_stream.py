@@ -10,11 +10,11 @@ from typing import Any
 from ...errors import ProtoDCSError, StoreError
 from ..log.notices import NoticeMaker
 from ..pipeline.commit import Journal
-from ..stream.cost import estimate, has_estimate
+from ..stream.cost import estimate, total
 from ..stream.live_stream import LiveStream
 
-# A stream whose slowest step, or a step on average, may take longer is computed in a thread. Milliseconds, estimated.
-_SLOW_STEP, _SLOW_MEAN_STEP = 100.0, 2.0
+# A stream whose slowest step, or a step on average, may take longer is computed in a thread. Nanoseconds, estimated.
+_SLOW_STEP, _SLOW_MEAN_STEP = 100e6, 2e6
 
 
 @dataclass(slots=True)
@@ -48,8 +48,8 @@ class LoadedStream:
     row_seconds: float = 0.001
     in_use: asyncio.Lock = field(default_factory=asyncio.Lock)
     notice_maker: NoticeMaker = field(init=False)
-    _slow: bool = False
-    _slow_for: tuple[Any, int] | None = None
+    # Whether it is slow with this config and so many classes.
+    _slow: tuple[Any, int, bool] | None = None
 
     def __post_init__(self) -> None:
         self.snapshot_end = self.live.covered
@@ -78,14 +78,7 @@ class LoadedStream:
         """Whether a step of the stream may block the event loop for too long."""
         engine = self.live.engine
         config, classes = engine.config, len(engine.classes)
-        if self._slow_for is None or self._slow_for[0] is not config or self._slow_for[1] != classes:
-            self._slow, self._slow_for = _is_slow(self.live), (config, classes)
-        return self._slow
-
-
-def _is_slow(live: LiveStream) -> bool:
-    engine = live.engine
-    if not has_estimate(engine.config):
-        return False
-    cost = estimate(engine.config, len(engine.classes), engine.dimension, live.spec.guard)
-    return cost.slowest_step > _SLOW_STEP or cost.mean_step > _SLOW_MEAN_STEP
+        if self._slow is None or self._slow[0] is not config or self._slow[1] != classes:
+            cost = total(estimate(config, classes, engine.dimension, self.live.spec.guard))
+            self._slow = config, classes, cost.slowest > _SLOW_STEP or cost.mean > _SLOW_MEAN_STEP
+        return self._slow[2]

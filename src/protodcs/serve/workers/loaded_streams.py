@@ -4,12 +4,12 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from ...core.prototypes import Prototypes
@@ -25,19 +25,16 @@ from ..stream.live_stream import LiveStream, StreamSpec
 from ..stream.shared import unpack_prototypes, unpack_vocabulary
 from ..telemetry import logs
 from ..telemetry.metrics import WorkerMetrics
-from .changes import Changes
+from .checkpoints import Checkpoints
 from .computing import Computing
 from .lease import WorkerLease
 from .loaded_stream import LoadedStream
-from .placement import Placement
 from .replies import DamagedError, MovedError, NotLoadedError, RefusedError, load_errors
 
 _log = logging.getLogger(__name__)
 
 # After so many leases a worker that stands in for another sends callers there again.
 _STANDING_IN = 10
-# Number of recent loads whose times a worker remembers.
-_LOAD_TIMES = 1000
 # What reads more bytes runs in a thread.
 _LARGE = 4 * 2**20
 
@@ -55,13 +52,27 @@ class RestorableState(NamedTuple):
 FindState = Callable[[Request, StreamSpec, Prototypes], Awaitable[RestorableState]]
 
 
-@dataclass(slots=True)
-class _FailedLoad:
+class Placement(Protocol):
+    """Which worker each stream belongs to.
+
+    It is a hint. The fences of the store make sure that no two workers write to one stream.
+    """
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Return the names of all workers."""
+        ...
+
+    def first(self, stream: str) -> str:
+        """Return the worker that a stream belongs to."""
+        ...
+
+
+class FailedLoad(NamedTuple):
     """Why a stream cannot be loaded, and how often this was tried."""
 
-    kind: type[NotLoadedError]
-    problem: str
-    failures: int = 0
+    problem: NotLoadedError
+    failures: int
 
 
 class LoadedStreams:
@@ -70,10 +81,10 @@ class LoadedStreams:
     Attributes:
         loaded: the streams in memory; the one that was used last is the last one.
         busy: loads and unloads under way.
+        failed: the streams that could not be loaded when this was last tried.
         placement: which worker each stream belongs to; None: all belong to this one.
         refusal: the reply of a worker that drains.
         loads: how many there were.
-        load_times: of the last ones, in seconds.
     """
 
     def __init__(
@@ -84,7 +95,7 @@ class LoadedStreams:
         metrics: WorkerMetrics,
         computing: Computing,
         turns: Turns,
-        changes: Changes,
+        checkpoints: Checkpoints,
     ):
         self._lease = lease
         self._store = store
@@ -93,10 +104,10 @@ class LoadedStreams:
         self._metrics = metrics
         self._computing = computing
         self._turns = turns
-        self._changes = changes
+        self._checkpoints = checkpoints
         self.loaded: OrderedDict[str, LoadedStream] = OrderedDict()
         self.busy: dict[str, asyncio.Task[Any]] = {}
-        self._failed: dict[str, _FailedLoad] = {}
+        self.failed: dict[str, FailedLoad] = {}
         # By the blobs that they are made of.
         self._shared: WeakValueDictionary[tuple[str, ...], Prototypes] = WeakValueDictionary()
         self._vocabularies: WeakValueDictionary[str, Vocabulary] = WeakValueDictionary()
@@ -107,7 +118,6 @@ class LoadedStreams:
         # How often the memory of all streams was discarded.
         self._discards = 0
         self.loads = 0
-        self.load_times: deque[float] = deque(maxlen=_LOAD_TIMES)
         lease.on_lost, lease.on_taken = self.discard, self._drop_taken
 
     def find(self, stream: str) -> LoadedStream | None:
@@ -136,9 +146,9 @@ class LoadedStreams:
                 first = self.placement.first(stream)
                 if self._lease.worker not in (self.placement.workers if stand_in else (first,)):
                     raise MovedError(first)
-            failed = self._failed.get(stream)
+            failed = self.failed.get(stream)
             if failed is not None and failed.failures >= self._config.quarantine_failures:
-                raise failed.kind(failed.problem)
+                raise type(failed.problem)(str(failed.problem))
             task = self._begin(stream, self._load_stream(stream, take_from))
             await asyncio.wait([task])
             task.result()
@@ -204,8 +214,7 @@ class LoadedStreams:
             raise StoreError("The lease or the store was lost while the stream was loaded. Send the request again.")
         self._hold(stream, LoadedStream(live, journal_bytes=sum(map(len, held.tail))))
         self.loads += 1
-        self.load_times.append(time.perf_counter() - start)
-        self._metrics.loads.observe(self.load_times[-1])
+        self._metrics.loads.observe(time.perf_counter() - start)
 
     async def _load(self, held: AcquiredStream, prototypes: Prototypes) -> LiveStream:
         """Restore the snapshot of a stream, and replay the records behind it in slices."""
@@ -225,11 +234,11 @@ class LoadedStreams:
         return loaded.live
 
     def _hold(self, stream: str, loaded: LoadedStream) -> None:
-        self._failed.pop(stream, None)
+        self.failed.pop(stream, None)
         self.loaded[stream] = loaded
         self.make_room()
 
-    def _begin(self, stream: str, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+    def _begin(self, stream: str, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """Exclude other loads and unloads of a stream until the work is done."""
         task = self.busy[stream] = asyncio.create_task(work)
         task.add_done_callback(lambda done: self._ended(stream, done))
@@ -257,21 +266,11 @@ class LoadedStreams:
                 "Export its state with the version that wrote it: see 'A stream that cannot be loaded' in "
                 "Troubleshooting."
             )
-        failed = self._failed.setdefault(stream, _FailedLoad(type(problem), told))
-        failed.kind, failed.problem = type(problem), told
-        failed.failures += 1
-        if failed.failures == 1:
+        if stream not in self.failed:
             _log.error("a stream cannot be loaded", extra=logs.with_fields(stream=stream), exc_info=problem.__cause__)
-        return failed.kind(told)
-
-    @property
-    def failed(self) -> dict[str, str]:
-        """Why streams could not be loaded when this was last tried, by stream."""
-        return {stream: failed.problem for stream, failed in self._failed.items()}
-
-    def forget_failure(self, stream: str) -> None:
-        """Take note that a stream was deleted or created again."""
-        self._failed.pop(stream, None)
+        failures = 1 if stream not in self.failed else self.failed[stream].failures + 1
+        self.failed[stream] = FailedLoad(type(problem)(told), failures)
+        return type(problem)(told)
 
     async def repair(self, request: Request, find: FindState) -> LoadedStream:
         """Load a stream with the state that `find` returns, because it cannot be loaded from its own data."""
@@ -283,8 +282,7 @@ class LoadedStreams:
             return found
         task = self._begin(stream, self._replace(request, find))
         await asyncio.wait([task])
-        loaded: LoadedStream = task.result()
-        return loaded
+        return task.result()
 
     async def _replace(self, request: Request, find: FindState) -> LoadedStream:
         """Replace the stored data of a stream: a checkpoint at the end of its journal covers all that is there."""
@@ -296,7 +294,7 @@ class LoadedStreams:
         found = await find(request, spec, prototypes)
         repaired = partial(LiveStream.repaired, held, prototypes, self._limits, found.state)
         loaded = LoadedStream(await self._computing.in_thread(repaired))
-        self._changes.queue_snapshot(stream, loaded)
+        self._checkpoints.put(stream, loaded)
         await loaded.journal.settle_snapshot()
         self._hold(stream, loaded)
         return loaded
@@ -310,8 +308,8 @@ class LoadedStreams:
             if placement.first(stream) != self._lease.worker:
                 self.begin_unload(stream)
         # Another worker may delete or restore the others.
-        self._failed = {
-            stream: failed for stream, failed in self._failed.items() if placement.first(stream) == self._lease.worker
+        self.failed = {
+            stream: failed for stream, failed in self.failed.items() if placement.first(stream) == self._lease.worker
         }
 
     async def unload(self, moves: Callable[[str], bool] = lambda _: True) -> None:
@@ -335,7 +333,7 @@ class LoadedStreams:
     async def _unload(self, stream: str, loaded: LoadedStream) -> None:
         async with loaded.in_use:
             if loaded.unsnapshotted_records > self._config.unload_records:
-                self._changes.queue_snapshot(stream, loaded)
+                self._checkpoints.put(stream, loaded)
         # Without the snapshot, the next worker replays the records.
         with suppress(StoreError):
             await loaded.journal.settle_snapshot()
@@ -352,12 +350,12 @@ class LoadedStreams:
         """Discard what is known of all streams."""
         self._discards += 1
         self.loaded.clear()
-        self._failed.clear()
+        self.failed.clear()
 
     def _drop_taken(self, taken: Mapping[str, int]) -> None:
         """Discard the streams that other workers took over."""
         for stream, epoch in taken.items():
-            self._failed.pop(stream, None)
+            self.failed.pop(stream, None)
             loaded = self.loaded.get(stream)
             if loaded is not None and loaded.live.epoch < epoch:
                 self.drop(stream, loaded)
@@ -380,7 +378,7 @@ class LoadedStreams:
             # A snapshot that is still queued is not needed any more.
             loaded.journal.fail(FencedError(f"the stream {stream!r} was deleted"))
         await self._store.delete(stream, fence)
-        self.forget_failure(stream)
+        self.failed.pop(stream, None)
         return True
 
     # Maintenance.
@@ -391,18 +389,15 @@ class LoadedStreams:
         self.make_room()
         now = time.monotonic()
         for stream, loaded in list(self.loaded.items()):
-            self._maintain_stream(stream, loaded, now)
-
-    def _maintain_stream(self, stream: str, loaded: LoadedStream, now: float) -> None:
-        if loaded.journal.broken is not None:
-            self.drop(stream, loaded)
-        elif loaded.in_use.locked():
-            # It works in a thread; there is another round.
-            return
-        elif now - loaded.used > self._config.unload_seconds or self._stood_in_enough(stream, loaded, now):
-            self.begin_unload(stream)
-        elif now - loaded.written > self._config.snapshot_seconds and loaded.unsnapshotted_records:
-            self._changes.queue_snapshot(stream, loaded)
+            if loaded.journal.broken is not None:
+                self.drop(stream, loaded)
+            elif loaded.in_use.locked():
+                # It works in a thread; there is another round.
+                continue
+            elif now - loaded.used > self._config.unload_seconds or self._stood_in_enough(stream, loaded, now):
+                self.begin_unload(stream)
+            elif now - loaded.written > self._config.snapshot_seconds and loaded.unsnapshotted_records:
+                self._checkpoints.put(stream, loaded)
 
     def _stood_in_enough(self, stream: str, loaded: LoadedStream, now: float) -> bool:
         """Whether it is time to see if the worker that the stream belongs to is back."""

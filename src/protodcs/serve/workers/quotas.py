@@ -1,4 +1,4 @@
-"""The bytes that each tenant uses in the store, and the limit on them.
+"""Limits on streams: on the bytes that each tenant uses in the store, and on the classes and settings of a stream.
 
 A worker reads the usage of all tenants about once a second, and adds what it writes itself in between. Other workers
 write too, so a tenant can exceed its limit by what it writes between two readings, and by the rest of a request.
@@ -7,10 +7,13 @@ write too, so a tenant can exceed its limit by what it writes between two readin
 import asyncio
 import logging
 import time
+from typing import Any
 
 from ...errors import ProtoDCSError, StoreError
 from ..settings import ServeConfig, tenant_bytes_of, tenant_of
 from ..store.base import Store
+from ..stream.cost import check_cost
+from ..stream.live_stream import StreamSpec, check_classes
 from ..telemetry import logs
 
 _log = logging.getLogger(__name__)
@@ -64,3 +67,16 @@ class Quotas:
                 "decision logs. Nothing was applied. Delete streams or snapshots, purge logs, or ask the operator for "
                 "a higher `tenant_bytes`."
             )
+
+
+class SizeLimits:
+    """Checks what a stream may have, by the limits of its tenant."""
+
+    def __init__(self, config: ServeConfig):
+        self._config = config
+
+    def check(self, stream: str, spec: StreamSpec, config: dict[str, Any], classes: int, dimension: int) -> None:
+        """Raise an error if a stream may not have these settings and so many classes."""
+        limits = self._config.of_tenant(tenant_of(stream))
+        check_classes(classes, limits.classes)
+        check_cost(spec.settings(config), classes, dimension, spec.guard, limits, spec.vocabulary is not None)

@@ -16,9 +16,8 @@ from ..stream.records import DIGEST_BYTES, Kind
 from .changes import Changes
 from .computing import Computing
 from .loaded_streams import FindState, LoadedStreams, RestorableState
-from .quotas import Quotas
-from .replies import NotLoadedError, done_reply
-from .size_limits import SizeLimits
+from .quotas import Quotas, SizeLimits
+from .replies import NotLoadedError
 
 # A saved snapshot begins with a digest of the idempotency key of the request that saved it, and the position.
 _POSITION = struct.Struct("<Q")
@@ -42,7 +41,7 @@ class Snapshots:
         async with loaded.saving:
             found = await self.changes.applied(loaded, Kind.SAVE_SNAPSHOT, request)
             if found is not None:
-                return done_reply(found, repeated=True)
+                return found
             name = request.payload.decode()
             saved_before = await self.store.saved_snapshots(request.stream)
             if name not in saved_before and len(saved_before) >= self.config.max_snapshots:
@@ -76,7 +75,7 @@ class Snapshots:
         async with loaded.saving:
             found = await self.changes.applied(loaded, Kind.DELETE_SNAPSHOT, request)
             if found is not None:
-                return done_reply(found, repeated=True)
+                return found
             name = request.payload.decode()
             if name not in await self.store.saved_snapshots(request.stream):
                 raise _unknown(request)
@@ -115,7 +114,7 @@ class Snapshots:
         async with loaded.saving:
             found = await self.changes.applied(loaded, Kind.RESTORE, request)
             if found is not None:
-                return done_reply(found, repeated=True)
+                return found
             self.quotas.check(request.stream)
             state, position = await find(request, loaded.live.spec, loaded.live.prototypes)
             return await self.changes.apply(loaded, Kind.RESTORE, request, state, position)

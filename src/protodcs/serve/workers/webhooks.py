@@ -31,9 +31,10 @@ from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache, partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
+from pydantic import AwareDatetime, BaseModel, Field
 from standardwebhooks import Webhook as Signer
 
 from ...errors import InputError, ProtoDCSError, StoreError
@@ -45,6 +46,7 @@ from .waiting import wait_at_most
 
 _log = logging.getLogger(__name__)
 
+EventName = Literal["guard", "possible_shift", "many_unknown"]
 MAX_WEBHOOKS: Final = 20
 MAX_DEAD_LETTERS: Final = 100
 _KIND, _CURSOR, _DEAD = "webhook", "webhook-cursor", "dead-letter"
@@ -69,26 +71,26 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 
 
-class Webhook(NamedTuple):
-    """Where notices are sent.
-
-    Attributes:
-        id: random.
-        tenant: whose streams; empty without keys.
-        url: the receiver.
-        events: which notices: guard, possible_shift or many_unknown.
-        streams: only these; None for all.
-        secret: signs the deliveries.
-        created: in seconds since 1970.
-    """
+class WebhookStatus(BaseModel):
+    """A webhook."""
 
     id: str
-    tenant: str
     url: str
-    events: list[str]
+    events: list[EventName]
     streams: list[str] | None
-    secret: str
-    created: float
+    created: AwareDatetime
+
+
+class CreatedWebhook(WebhookStatus):
+    """A webhook and its secret, which no other response contains."""
+
+    secret: str = Field(description="Key of the signatures, as Standard Webhooks has it: `whsec_` and base64.")
+
+
+class Webhook(CreatedWebhook):
+    """A webhook as it is stored, with the tenant whose notices it gets. The tenant is empty without keys."""
+
+    tenant: str
 
     @property
     def document(self) -> str:
@@ -164,15 +166,23 @@ class Webhooks:
 
     # Called by routes.
 
-    async def create(self, tenant: str, url: str, events: list[str], streams: list[str] | None) -> Webhook:
+    async def create(self, tenant: str, url: str, events: list[EventName], streams: list[str] | None) -> Webhook:
         """Create a webhook for all notices from now on. Raise InputError if its address may not be used."""
         if len(await self.of_tenant(tenant)) >= MAX_WEBHOOKS:
             raise InputError(f"There are {MAX_WEBHOOKS} webhooks, which is the limit. Delete one first.")
         await self._resolve(tenant, url)
-        webhook = Webhook(secrets.token_hex(8), tenant, url, events, streams, _new_secret(), time.time())
+        webhook = Webhook(
+            id=secrets.token_hex(8),
+            url=url,
+            events=events,
+            streams=streams,
+            created=datetime.now(UTC),
+            secret=f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}",
+            tenant=tenant,
+        )
         newest = await self._store.newest_notice(tenant)
         await self._store.put_document(_CURSOR, webhook.document, b"%d" % newest)
-        await self._store.put_document(_KIND, webhook.document, json.dumps(webhook._asdict()).encode())
+        await self._store.put_document(_KIND, webhook.document, webhook.model_dump_json().encode())
         self._changed.set()
         return webhook
 
@@ -192,7 +202,7 @@ class Webhooks:
         return [json.loads(stored[name]) for name in _dead_names(webhook.document, stored)]
 
     async def _stored(self) -> list[Webhook]:
-        return [Webhook(**json.loads(data)) for data in (await self._store.documents(_KIND)).values()]
+        return [Webhook.model_validate_json(data) for data in (await self._store.documents(_KIND)).values()]
 
     # Leases.
 
@@ -320,11 +330,6 @@ async def _repeat(work: Callable[[], Awaitable[None]], signal: asyncio.Event, se
 def _dead_names(document: str, stored: Iterable[str]) -> list[str]:
     """Return those of some names that belong to the dead letters of a webhook."""
     return [name for name in stored if name.startswith(f"{document}/")]
-
-
-def _new_secret() -> str:
-    """Return a secret of the Standard Webhooks scheme."""
-    return f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
 
 
 def _lease(document: str) -> str:

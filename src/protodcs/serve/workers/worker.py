@@ -6,12 +6,11 @@ It never uses its memory after its lease may have ended.
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
 from prometheus_client.core import Metric
 
 from ...diagnosis import diagnose
@@ -28,6 +27,7 @@ from ..settings import ServeConfig
 from ..store.base import Store
 from ..store.values import ListedStream
 from ..stream.class_preview import class_question, preview
+from ..stream.live_stream import LiveStream
 from ..stream.records import Kind
 from ..telemetry import logs
 from ..telemetry.metrics import WorkerMetrics
@@ -38,9 +38,7 @@ from .creation import Creation
 from .decision_log import DecisionLog
 from .lease import RENEWALS, WorkerLease
 from .loaded_streams import LoadedStreams
-from .placement import Placement
-from .quotas import Quotas
-from .size_limits import SizeLimits
+from .quotas import Quotas, SizeLimits
 from .snapshots import Snapshots
 from .stream_statistics import StreamStatistics
 
@@ -48,6 +46,9 @@ _log = logging.getLogger(__name__)
 
 # How often a worker looks which streams need a snapshot or should be unloaded, in seconds.
 _ROUND = 1.0
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Worker:
@@ -57,6 +58,7 @@ class Worker:
         name: which of the workers this is; its successor after a crash has the same one.
         pipeline: serves requests.
         streams: those in memory.
+        changes: writes what changed.
     """
 
     def __init__(self, name: str, store: Store, config: ServeConfig):
@@ -71,13 +73,15 @@ class Worker:
         self._decision_log = DecisionLog(store, config)
         self._computing = Computing()
         self._lease = WorkerLease(name, self.incarnation, store, config, self.counted)
-        self._checkpoints = Checkpoints(self._commits)
-        self._changes = Changes(self._commits, self._checkpoints, self._quotas, self._computing, self._lease, config)
+        self._checkpoints = Checkpoints(self._commits, self._computing)
+        self.changes = Changes(self._commits, self._checkpoints, self._quotas, self._computing, self._lease, config)
         turns = Turns()
-        self.streams = LoadedStreams(self._lease, store, config, self.counted, self._computing, turns, self._changes)
+        self.streams = LoadedStreams(
+            self._lease, store, config, self.counted, self._computing, turns, self._checkpoints
+        )
         sizes = SizeLimits(config)
         creation = Creation(store, self._quotas, sizes, self.streams, self._computing)
-        snapshots = Snapshots(store, config, self._quotas, sizes, self.streams, self._changes, self._computing)
+        snapshots = Snapshots(store, config, self._quotas, sizes, self.streams, self.changes, self._computing)
         special: dict[str, Callable[[Request], Awaitable[Reply]]] = {
             Action.CREATE: creation.create,
             Action.CREATE_LIKE: creation.create_like,
@@ -103,8 +107,8 @@ class Worker:
         self.pipeline = Pipeline(
             self._lease,
             self.streams,
-            Steps(self._lease, self._quotas, sizes, self._decision_log.is_on),
-            self._changes,
+            Steps(self._lease, self._quotas, sizes, logs_decisions=config.log_entries > 0),
+            self.changes,
             self._computing,
             turns,
             self.counted,
@@ -144,26 +148,14 @@ class Worker:
         self._computing.close()
         await self._store.close()
 
-    def place(self, placement: Placement) -> None:
-        """Take note of where streams belong now, and begin to unload those that belong to others."""
-        self.streams.place(placement)
-
-    async def unload(self, moves: Callable[[str], bool]) -> None:
-        """Unload the streams for which `moves` is true. They should belong to others by now."""
-        await self.streams.unload(moves)
-
-    def on_commit(self, call: Callable[[str, int, bool], None]) -> None:
-        """Have `call` called as soon as records are durable.
-
-        It gets their stream, the position of the first one, and whether there are notices for webhooks.
-        """
-        self._changes.on_commit = call
-
     async def list_streams(self, tenant: str, after: str | None, limit: int) -> list[ListedStream]:
         """Return streams of a tenant after an id, in the order of their ids, with what this worker could not load."""
         failed = self.streams.failed
         listed = await self._store.list_streams(tenant, after, limit)
-        return [stream._replace(problem=failed[stream.id]) if stream.id in failed else stream for stream in listed]
+        return [
+            stream._replace(problem=str(failed[stream.id].problem)) if stream.id in failed else stream
+            for stream in listed
+        ]
 
     async def count_streams(self, tenant: str) -> int:
         """Return how many streams a tenant has."""
@@ -185,7 +177,6 @@ class Worker:
             "incarnation": self.incarnation,
             "loaded": len(self.streams.loaded),
             "loads": self.streams.loads,
-            "load_milliseconds": _quantiles(self.streams.load_times),
             "commits": self._commits.groups,
             "writes": self._commits.writes,
             "draining": self.streams.refusal is not None,
@@ -216,26 +207,26 @@ class Worker:
         await self._computing.in_thread(load_libraries, slow=True)
         loaded = await self.streams.get(request.stream, request.stand_in)
         self._quotas.check(request.stream)
-        return await self._changes.apply(loaded, Kind.EDIT_CLUSTERS, request, request.payload)
+        return await self.changes.apply(loaded, Kind.EDIT_CLUSTERS, request, request.payload)
 
     async def _diagnose(self, request: Request) -> Reply:
-        """Estimate what a stream can and cannot decide, on a copy, so that its samples do not wait."""
-        async with self._estimating:
-            loaded = await self.streams.get(request.stream, request.stand_in)
-            async with loaded.in_use:
-                engine, features = await self._computing.run(loaded, loaded.live.copied, long=True)
-            found = await self._computing.in_thread(partial(diagnose, engine, features), slow=True)
+        """Estimate what a stream can and cannot decide."""
+        found = await self._compute_on_copy(request, LiveStream.copied, lambda copied: diagnose(*copied))
         return Reply(ReplyStatus.DONE, facts=found.to_dict())
 
     async def _preview_class(self, request: Request) -> Reply:
         """Return what a cluster would become as a class, and its prototype. The payload says which one."""
+        ask = partial(class_question, payload=request.payload)
+        prototype, facts = await self._compute_on_copy(request, ask, preview)
+        return Reply(ReplyStatus.DONE, answer=prototype.astype("<f4").tobytes(), facts=facts)
+
+    async def _compute_on_copy(self, request: Request, copy: Callable[[LiveStream], T], work: Callable[[T], U]) -> U:
+        """Copy what the work needs of a stream, and do it in a thread, so that its samples do not wait."""
         async with self._estimating:
             loaded = await self.streams.get(request.stream, request.stand_in)
             async with loaded.in_use:
-                ask = partial(class_question, loaded.live, request.payload)
-                question = await self._computing.run(loaded, ask, long=True)
-            found = await self._computing.in_thread(partial(preview, question), slow=True)
-        return Reply(ReplyStatus.DONE, answer=found.prototype.astype("<f4").tobytes(), facts=found.facts)
+                copied = await self._computing.run(loaded, partial(copy, loaded.live), long=True)
+            return await self._computing.in_thread(partial(work, copied), slow=True)
 
     async def _delete(self, request: Request) -> Reply:
         """Delete the incarnation of a stream that the request names; if it does not exist, it is gone already."""
@@ -270,9 +261,3 @@ class Worker:
                 self.counted.store_errors.inc()
                 _log.warning("the lease was not renewed", extra=logs.with_fields(problem=str(problem)))
             await asyncio.sleep(self._lease_seconds / RENEWALS)
-
-
-def _quantiles(seconds: Iterable[float]) -> dict[str, float]:
-    """The median and the 99th percentile, in milliseconds; nothing of nothing."""
-    values = 1000 * np.asarray([*seconds])
-    return {} if len(values) == 0 else {f"p{p}": float(np.percentile(values, p)) for p in (50, 99)}

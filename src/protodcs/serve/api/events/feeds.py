@@ -12,8 +12,8 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from ....errors import ProtoDCSError
@@ -22,9 +22,9 @@ from ...messages import Action, ReplyStatus
 from ...messages import Request as WorkerRequest
 from ...pipeline.queues import Queues
 from ...settings import ServeConfig, public_id, tenant_of
-from ...store.values import ListedStream
 from ...workers.waiting import wait_at_most
 from ..context import checked
+from ..streams.listing import ListStreams, streams_of
 
 _log = logging.getLogger(__name__)
 
@@ -39,13 +39,10 @@ _LOOK_ANYWAY = 5.0
 # Seconds between two listings of the streams of a tenant, to find those that changed, with PostgreSQL. If a listing is
 # slow, the pause is longer, so that listings take at most this fraction of the time.
 _LIST_SECONDS, _MAX_LIST_FRACTION = 1.0, 0.1
-_MAX_LISTED = 1000
 # Statistics of a stream are sent once in so many seconds, at most.
 STATS_SECONDS = 1.0
 # Above the numbers of all events at one position.
 _LAST = 1_000_000
-
-ListStreams = Callable[[str, str | None, int], Awaitable[list[ListedStream]]]
 
 
 class Cursor(NamedTuple):
@@ -73,18 +70,18 @@ class Frame(NamedTuple):
         cursor: its place in its stream; None for one that is not stored.
         time: in milliseconds since 1970.
         kind: the name of the event.
-        data: JSON.
+        data: what is sent as JSON.
     """
 
     cursor: Cursor | None
     time: int
     kind: str
-    data: str
+    data: Any
 
     def encoded(self, name: object) -> bytes:
         """Return the event as it is sent. Only one that is stored has its name as id."""
         line = "" if self.cursor is None else f"id: {name}\n"
-        return f"{line}event: {self.kind}\ndata: {self.data}\n\n".encode()
+        return f"{line}event: {self.kind}\ndata: {json.dumps(self.data)}\n\n".encode()
 
 
 def for_stream(frames: Iterable[Frame]) -> bytes:
@@ -142,131 +139,98 @@ class Subscriber:
         return content
 
 
-class _Stats:
-    """Counts decisions between two events of statistics."""
-
-    def __init__(self) -> None:
-        self._sent = 0.0
-        self._outcomes: Counter[str] = Counter()
-        self._position = 0
-
-    def add(self, position: int, outcome: str) -> None:
-        self._outcomes[outcome] += 1
-        self._position = position
-
-    def due(self) -> float | None:
-        """Return in how many seconds the next event is due; None if there is nothing to say."""
-        return max(0.0, self._sent + STATS_SECONDS - time.monotonic()) if self._outcomes else None
-
-    def take(self, stream: str) -> Frame:
-        counts = {name: self._outcomes[name] for name in ("known", "unsure", "unknown")}
-        self._outcomes.clear()
-        self._sent = time.monotonic()
-        now = int(1000 * time.time())
-        data = {"stream": stream, "time": now, "position": self._position, "decisions": sum(counts.values()), **counts}
-        return Frame(None, now, "stats", json.dumps(data))
-
-
 class _Feed:
     """Reads one stream for all who follow it.
 
+    Args:
+        feeds: all feeds of the process.
+        stream: the id that workers use.
+        cursor: of the newest event that nobody needs from this feed.
+        since: a time in milliseconds since 1970, from which on those who follow all streams need events.
+
     Attributes:
-        cursor: of the newest event that was handed out; None before the first look.
+        cursor: of the newest event that was handed out, or where the feed begins.
         subscribers: those who follow this stream alone.
+        signal: set if there may be new events.
     """
 
-    def __init__(self, feeds: "Feeds", stream: str, cursor: Cursor | None, since: int | None = None):
+    def __init__(self, feeds: "Feeds", stream: str, cursor: Cursor, since: int | None = None):
         self._feeds = feeds
         self._stream = stream
         self._since = since
-        # Where the feed began, as long as it has handed out nothing.
-        self._start: Cursor | None = None
-        # The first commit that the feed heard of before it had a cursor.
-        self._first_commit: int | None = None
-        self.cursor = cursor
+        # Where the next page begins; None: with the events since `since`.
+        self._after = cursor if since is None else None
+        self._start = self.cursor = cursor
         self.subscribers: set[Subscriber] = set()
         self.signal = asyncio.Event()
-        self._stats = _Stats()
-        self._handed_out = 0.0
-        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.task = asyncio.create_task(self._run())
+        self._handed_out = self._stats_sent = 0.0
+        # Decisions since the last event of statistics, and the position of the newest one.
+        self._outcomes: Counter[str] = Counter()
+        self._position = 0
+        self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
         try:
             while True:
                 try:
                     await self._look()
-                    if not self.ready.done():
-                        self.ready.set_result(None)
+                except _GoneError:
+                    return
                 except ProtoDCSError as problem:
-                    if not self.ready.done():
-                        self.ready.set_exception(problem)
-                        self.ready.exception()
-                        return
-                    if isinstance(problem, _GoneError):
-                        return
                     _log.debug("a feed could not read its stream: %s", problem)
                 await self._wait()
-                if not self._followed:
+                if not (self.subscribers or self._feeds.tenant_subscribers(self._stream)):
                     return
         finally:
-            self._feeds.ended(self._stream, self)
+            self._feeds.ended(self._stream)
             for subscriber in self.subscribers:
                 # They ask again, and are told why this is over.
                 subscriber.end()
 
-    @property
-    def _followed(self) -> bool:
-        return bool(self.subscribers or self._feeds.tenant_subscribers(tenant_of(self._stream)))
-
-    async def _wait(self) -> None:
-        """Wait until there may be something new, and until the next events may be handed out."""
-        seconds = self._feeds.poll_seconds
-        due = self._stats.due()
-        if due is not None:
-            seconds = min(seconds, due)
-        await wait_at_most(self.signal, seconds)
-        if self.signal.is_set():
-            await asyncio.sleep(self._handed_out + _BATCH_SECONDS - time.monotonic())
-        if self._stats.due() == 0.0:
-            self._hand_out([self._stats.take(public_id(self._stream))])
-
     def committed(self, position: int) -> None:
         """Note that records from a position on are durable."""
         # The feed may have begun behind them. Those who follow all streams would then miss them.
-        if self.cursor is None:
-            self._first_commit = position if self._first_commit is None else self._first_commit
-        elif self.cursor == self._start and position <= self.cursor.position:
-            self._begin(position)
+        if self._after == self._start and position <= self._start.position:
+            self._start = self._after = self.cursor = Cursor(position - 1, _LAST)
         self.signal.set()
-
-    def _begin(self, position: int) -> None:
-        self.cursor, self._start = Cursor(position - 1, _LAST), None
 
     async def _look(self) -> None:
         """Read what is new, and hand it out."""
-        newest = None
-        if self.cursor is None:
-            newest = await self._feeds.newest(self._stream)
-            if self._since is None:
-                self.cursor = self._start = newest
-                if self._first_commit is not None and self._first_commit <= newest.position:
-                    self._begin(self._first_commit)
-                return
         more = True
         while more:
             # Before the read: what is committed meanwhile needs another look.
             self.signal.clear()
-            frames, more = await self._feeds.read(self._stream, self.cursor, since=self._since)
-            for frame in frames:
-                assert frame.cursor is not None
-                if frame.kind == "decision":
-                    self._stats.add(frame.cursor.position, json.loads(frame.data)["outcome"])
-            if frames:
-                self.cursor = frames[-1].cursor
+            begin = self._after
+            frames, more = await self._feeds.read(self._stream, begin, self._since if begin is None else None)
+            if self._after is not begin:
+                # An earlier commit was noted meanwhile.
+                more = True
+                continue
+            self._after = self.cursor
+            for cursor, _, kind, data in frames:
+                assert cursor is not None
+                self._after, self.cursor = cursor, max(self.cursor, cursor)
+                if kind == "decision":
+                    self._outcomes[data["outcome"]] += 1
+                    self._position = cursor.position
             self._hand_out(frames)
-        self.cursor = self.cursor or newest
-        self._since = None
+
+    async def _wait(self) -> None:
+        """Wait until there may be something new, and until the next events may be handed out."""
+        stats_due = self._stats_sent + STATS_SECONDS - time.monotonic() if self._outcomes else self._feeds.poll_seconds
+        await wait_at_most(self.signal, max(0.0, min(stats_due, self._feeds.poll_seconds)))
+        if self.signal.is_set():
+            await asyncio.sleep(self._handed_out + _BATCH_SECONDS - time.monotonic())
+        if self._outcomes and time.monotonic() >= self._stats_sent + STATS_SECONDS:
+            self._hand_out([self._stats()])
+
+    def _stats(self) -> Frame:
+        """Return the statistics of the decisions since this was last called."""
+        counts = {name: self._outcomes[name] for name in ("known", "unsure", "unknown")}
+        self._outcomes.clear()
+        self._stats_sent, now = time.monotonic(), int(1000 * time.time())
+        about = {"stream": public_id(self._stream), "time": now, "position": self._position}
+        return Frame(None, now, "stats", {**about, "decisions": sum(counts.values()), **counts})
 
     def _hand_out(self, frames: list[Frame]) -> None:
         """Have events wait for all who follow the stream."""
@@ -275,7 +239,7 @@ class _Feed:
         self._handed_out = time.monotonic()
         for subscribers, encoded in (
             (self.subscribers, for_stream),
-            (self._feeds.tenant_subscribers(tenant_of(self._stream)), for_tenant),
+            (self._feeds.tenant_subscribers(self._stream), for_tenant),
         ):
             content = encoded(frames) if subscribers else b""
             for subscriber in subscribers:
@@ -286,28 +250,39 @@ class _GoneError(ProblemError):
     """The stream does not exist any more."""
 
 
+class _Tenant:
+    """Those who follow all streams of a tenant.
+
+    Attributes:
+        subscribers: the clients.
+        since: when the first of them came, in milliseconds since 1970.
+        listing: finds streams that changed, with PostgreSQL.
+    """
+
+    def __init__(self) -> None:
+        self.subscribers: set[Subscriber] = set()
+        self.since = int(1000 * time.time())
+        self.listing: asyncio.Task[None] | None = None
+
+
 class Feeds:
     """All feeds of one process that serves HTTP."""
 
     def __init__(self, config: ServeConfig, queues: Queues, list_streams: ListStreams):
+        self._config = config
         self._queues = queues
         self._list_streams = list_streams
-        self._is_notified = config.is_single
         self.poll_seconds = _LOOK_ANYWAY if config.is_single else config.event_poll_seconds
         self._feeds: dict[str, _Feed] = {}
-        self._tenants: dict[str, set[Subscriber]] = {}
-        # When the first of those who follow all streams of a tenant came, in milliseconds since 1970.
-        self._followed_since: dict[str, int] = {}
-        self._listing: dict[str, asyncio.Task[None]] = {}
+        self._tenants: dict[str, _Tenant] = {}
         self._closed = False
         self._clients: Counter[str] = Counter()
-        self._max_clients = config.max_event_clients
-        self._max_of_tenant = max(1, int(config.tenant_max_fraction * config.max_event_clients))
 
     @contextmanager
     def counted(self, tenant: str) -> Iterator[None]:
         """Serve a client inside of this. Raise ProblemError if there are too many."""
-        if self._clients.total() >= self._max_clients or (tenant and self._clients[tenant] >= self._max_of_tenant):
+        most = self._config.max_event_clients
+        if self._clients.total() >= most or self._clients[tenant] >= max(1, int(self._config.share(tenant, most))):
             raise ProblemError("overloaded", "Too many event streams are open. Close one, or retry later.")
         self._clients[tenant] += 1
         try:
@@ -318,7 +293,8 @@ class Feeds:
     def close(self) -> None:
         """End all event streams: the service is being stopped."""
         self._closed = True
-        for subscribers in (*(feed.subscribers for feed in self._feeds.values()), *self._tenants.values()):
+        feeds, tenants = self._feeds.values(), self._tenants.values()
+        for subscribers in (*(feed.subscribers for feed in feeds), *(tenant.subscribers for tenant in tenants)):
             for subscriber in subscribers:
                 subscriber.end()
 
@@ -328,24 +304,23 @@ class Feeds:
             subscriber.end()
         return subscriber
 
-    # Notifications.
+    # Called by the worker in this process, and by feeds.
 
     def committed(self, stream: str, position: int) -> None:
-        """Note that records from a position on are durable. The worker in this process calls this."""
-        feed = self._feeds.get(stream)
-        if feed is not None:
-            feed.committed(position)
-        elif tenant_of(stream) in self._tenants:
+        """Note that records of a stream from a position on are durable."""
+        if stream in self._feeds:
+            self._feeds[stream].committed(position)
+        elif self.tenant_subscribers(stream):
             self._feeds[stream] = _Feed(self, stream, Cursor(position - 1, _LAST))
 
-    def ended(self, stream: str, feed: _Feed) -> None:
-        """Remove a feed."""
-        if self._feeds.get(stream) is feed:
-            del self._feeds[stream]
+    def ended(self, stream: str) -> None:
+        """Remove the feed of a stream."""
+        del self._feeds[stream]
 
-    def tenant_subscribers(self, tenant: str) -> set[Subscriber]:
-        """Return those who follow all streams of a tenant."""
-        return self._tenants.get(tenant, set())
+    def tenant_subscribers(self, stream: str) -> set[Subscriber]:
+        """Return those who follow all streams of the tenant of a stream."""
+        tenant = self._tenants.get(tenant_of(stream))
+        return set() if tenant is None else tenant.subscribers
 
     # Clients.
 
@@ -358,22 +333,18 @@ class Feeds:
             stream: the id that workers use.
             after: the last event that the client knows; None: only events from now on.
         """
-        feed = await self._ready(stream)
-        assert feed.cursor is not None
-        cursor = feed.cursor if after is None else after
         while True:
             # A feed that nobody follows ends, also while this client reads older events.
+            feed = await self._feed(stream)
             newest = feed.cursor
-            if self._feeds.get(stream) is not feed or newest is None:
-                feed = await self._ready(stream)
-                continue
-            if cursor >= newest:
+            after = newest if after is None else after
+            if after >= newest:
                 break
-            frames, _ = await self.read(stream, cursor)
+            frames, _ = await self.read(stream, after)
             yield for_stream(frames)
-            cursor = max(cursor, frames[-1].cursor or cursor) if frames else newest
+            after = max(after, frames[-1].cursor or after) if frames else newest
         # From here on nothing is missed: what the feed has not handed out yet comes to the subscriber.
-        subscriber = self._new_subscriber(cursor)
+        subscriber = self._new_subscriber(after)
         feed.subscribers.add(subscriber)
         try:
             yield b""
@@ -390,10 +361,10 @@ class Feeds:
             after: a time in milliseconds since 1970. Events from then on are sent first, stream by stream.
         """
         subscriber = self._new_subscriber()
-        self._tenants.setdefault(tenant, set()).add(subscriber)
-        self._followed_since.setdefault(tenant, int(1000 * time.time()))
-        if not self._is_notified and tenant not in self._listing:
-            self._listing[tenant] = asyncio.create_task(self._watch(tenant))
+        followed = self._tenants.setdefault(tenant, _Tenant())
+        followed.subscribers.add(subscriber)
+        if not self._config.is_single and followed.listing is None:
+            followed.listing = asyncio.create_task(self._watch(tenant))
         try:
             yield b""
             if after is not None:
@@ -402,25 +373,25 @@ class Feeds:
             async for content in _drained(subscriber):
                 yield content
         finally:
-            self._tenants[tenant].discard(subscriber)
-            if not self._tenants[tenant]:
+            followed.subscribers.discard(subscriber)
+            if not followed.subscribers:
                 del self._tenants[tenant]
-                del self._followed_since[tenant]
-                if tenant in self._listing:
-                    self._listing.pop(tenant).cancel()
+                if followed.listing is not None:
+                    followed.listing.cancel()
 
-    async def _ready(self, stream: str) -> _Feed:
-        """Return the feed of a stream that has found its place. Raise ProblemError if it cannot be read."""
-        feed = self._feeds.get(stream)
-        if feed is None:
+    async def _feed(self, stream: str) -> _Feed:
+        """Return the feed of a stream. Raise ProblemError if the stream cannot be read."""
+        if stream not in self._feeds:
+            newest = await self.newest(stream)
             # With PostgreSQL, those who follow all streams get what this feed would otherwise begin behind.
-            since = None if self._is_notified else self._followed_since.get(tenant_of(stream))
-            feed = self._feeds[stream] = _Feed(self, stream, None, since)
-        await asyncio.shield(feed.ready)
-        return feed
+            tenant = None if self._config.is_single else self._tenants.get(tenant_of(stream))
+            # A commit may have made the feed meanwhile.
+            if stream not in self._feeds:
+                self._feeds[stream] = _Feed(self, stream, newest, None if tenant is None else tenant.since)
+        return self._feeds[stream]
 
     async def _replay(self, tenant: str, since: int) -> AsyncGenerator[bytes, None]:
-        async for listed in self._streams(tenant):
+        async for listed in streams_of(self._list_streams, tenant):
             cursor, more = None, True
             while more:
                 try:
@@ -431,31 +402,20 @@ class Feeds:
                     cursor = frames[-1].cursor
                     yield for_tenant(frames)
 
-    async def _streams(self, tenant: str) -> AsyncIterator[ListedStream]:
-        after = None
-        while page := await self._list_streams(tenant, after, _MAX_LISTED):
-            for listed in page:
-                yield listed
-            after = page[-1].id
-
     async def _watch(self, tenant: str) -> None:
         """Notify the feeds of streams whose summary has changed. Only PostgreSQL needs this."""
         known: dict[str, bytes] | None = None
-        since = self._followed_since[tenant]
         while True:
             start = time.monotonic()
             try:
-                found = {listed.id: listed.summary async for listed in self._streams(tenant)}
+                found = {listed.id: listed.summary async for listed in streams_of(self._list_streams, tenant)}
+                for stream in found:
+                    if known is not None and known.get(stream) != found[stream]:
+                        with suppress(_GoneError):
+                            (await self._feed(stream)).signal.set()
+                known = found
             except ProtoDCSError as problem:
-                _log.debug("the streams of a tenant could not be listed: %s", problem)
-                found = known or {}
-            for stream, summary in found.items():
-                if known is not None and known.get(stream) != summary:
-                    if stream in self._feeds:
-                        self._feeds[stream].signal.set()
-                    else:
-                        self._feeds[stream] = _Feed(self, stream, None, since)
-            known = found
+                _log.debug("the streams of a tenant could not be read: %s", problem)
             await asyncio.sleep(max(_LIST_SECONDS, (time.monotonic() - start) / _MAX_LIST_FRACTION))
 
     # Reading.
@@ -470,8 +430,7 @@ class Feeds:
         facts = await self._ask(stream, {"after": after, "since": since, "limit": _PAGE})
         name = public_id(stream)
         frames = [
-            Frame(Cursor(*place), data["time"], kind, json.dumps({"stream": name, **data}))
-            for place, kind, data in facts["events"]
+            Frame(Cursor(*place), data["time"], kind, {"stream": name, **data}) for place, kind, data in facts["events"]
         ]
         return frames, facts["more"]
 

@@ -5,20 +5,20 @@ import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import Header, Query, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from ...access.problems import ProblemError
 from ...access.rules import requires
 from ..context import Context, RequestContext
-from ..openapi import problems
+from ..openapi import Responses, resource
 from ..schemas import StreamPath
 from .feeds import Cursor
 
-router = APIRouter(tags=["events"], responses=problems(404))
+router = resource("events", 404)
 
 MEDIA_TYPE = "text/event-stream"
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -29,7 +29,7 @@ _SEND_SECONDS = 30.0
 # After a restart, decisions may become durable this long after the time that they bear. Milliseconds.
 _OVERLAP_MARGIN = 1000
 
-_DESCRIPTION: dict[int | str, dict[str, Any]] = {
+_DESCRIPTION: Responses = {
     200: {
         "description": "Events: decision, stats, guard, warning and heartbeat. Their data are JSON objects.",
         "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
@@ -59,39 +59,6 @@ class EventResponse(StreamingResponse):
             await super().__call__(scope, receive, send_in_time)
 
 
-async def _with_heartbeats(context: RequestContext, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Yield nothing after the first look at the stream, then events, and a heartbeat if there were none for a while."""
-    feeds, heartbeat_seconds = context.services.feeds, context.services.config.heartbeat_seconds
-    with feeds.counted(context.tenant):
-        async with aclosing(events):
-            first = await anext(events, b"")
-            yield b""
-            yield f"retry: {_RETRY_MILLISECONDS}\n\n".encode() + _heartbeat() + first
-            sent = time.monotonic()
-            async for content in events:
-                if not _is_allowed(context):
-                    return
-                if time.monotonic() - sent >= heartbeat_seconds:
-                    content += _heartbeat()
-                if content:
-                    yield content
-                    sent = time.monotonic()
-
-
-def _is_allowed(context: RequestContext) -> bool:
-    """Return whether the caller's key and session are still good."""
-    sessions, caller = context.services.sessions, context.caller
-    return sessions is None or caller is None or sessions.is_good(context.session, caller)
-
-
-def _heartbeat() -> bytes:
-    return f"event: heartbeat\ndata: {json.dumps({'time': int(1000 * time.time())})}\n\n".encode()
-
-
-def _bad_id(given: str) -> NoReturn:
-    raise ProblemError("invalid_request", f"`Last-Event-ID` must be the id of an event; given: {given[:100]!r}.")
-
-
 @router.get("/v1/streams/{stream}/events", response_class=EventResponse, responses=_DESCRIPTION)
 @requires("read", "events")
 async def stream_events(
@@ -105,10 +72,8 @@ async def stream_events(
     try:
         cursor = None if given is None else Cursor.parse(given)
     except ValueError:
-        _bad_id(given or "")
-    feeds = context.services.feeds
-    events = feeds.follow(context.scoped(stream), cursor)
-    return await _begun(context, events)
+        raise _bad_id(given) from None
+    return await _response(context, context.services.feeds.follow(context.scoped(stream), cursor))
 
 
 @router.get("/v1/events", response_class=EventResponse, responses=_DESCRIPTION)
@@ -121,15 +86,43 @@ async def all_events(context: Context, last_event_id: LastEventId = None, after:
     """
     given = last_event_id or after
     if given is not None and not (given.isdecimal() and given.isascii() and len(given) <= 15):
-        _bad_id(given)
-    config = context.services.config
-    overlap = int(1000 * config.store_connect_timeout) + _OVERLAP_MARGIN
+        raise _bad_id(given)
+    overlap = int(1000 * context.services.config.store_connect_timeout) + _OVERLAP_MARGIN
     since = None if given is None else max(0, int(given) - overlap)
-    return await _begun(context, context.services.feeds.follow_all(context.tenant, since))
+    return await _response(context, context.services.feeds.follow_all(context.tenant, since))
 
 
-async def _begun(context: RequestContext, events: AsyncGenerator[bytes, None]) -> Response:
+def _bad_id(given: str | None) -> ProblemError:
+    return ProblemError(
+        "invalid_request", f"`Last-Event-ID` must be the id of an event; given: {(given or '')[:100]!r}."
+    )
+
+
+async def _response(context: RequestContext, events: AsyncGenerator[bytes, None]) -> Response:
     """Return the response, after the first look at the stream, so that a stream that is not there is a 404."""
     content = _with_heartbeats(context, events)
     await anext(content)
     return EventResponse(content, headers=_HEADERS)
+
+
+async def _with_heartbeats(context: RequestContext, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Yield nothing after the first look at the stream, then events, and a heartbeat if there were none for a while."""
+    services = context.services
+    with services.feeds.counted(context.tenant):
+        async with aclosing(events):
+            first = await anext(events, b"")
+            yield b""
+            yield f"retry: {_RETRY_MILLISECONDS}\n\n".encode() + _heartbeat() + first
+            sent = time.monotonic()
+            async for content in events:
+                if not context.is_allowed():
+                    return
+                if time.monotonic() - sent >= services.config.heartbeat_seconds:
+                    content += _heartbeat()
+                if content:
+                    yield content
+                    sent = time.monotonic()
+
+
+def _heartbeat() -> bytes:
+    return f"event: heartbeat\ndata: {json.dumps({'time': int(1000 * time.time())})}\n\n".encode()

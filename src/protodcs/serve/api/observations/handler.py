@@ -11,6 +11,7 @@ from starlette.datastructures import QueryParams, UploadFile
 
 from ....errors import InputError
 from ...access.authentication import scoped_id
+from ...access.headers import header
 from ...access.limits import IncomingBody
 from ...access.problems import ProblemError
 from ...log.entries import MAX_IMAGE_REF
@@ -30,9 +31,9 @@ _NO_QUERY = QueryParams()
 async def decide(http: Request, stream: str, action: str) -> list[Reply]:
     """Return the replies to the features or images of a request, in order."""
     services: Services = http.app.state.services
-    given, scoped = http.headers.get("idempotency-key"), scoped_id(http, stream)
+    given, scoped = header(http.scope, b"idempotency-key"), scoped_id(http, stream)
     key = new_id() if given is None else checked_key(given)
-    media_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    media_type = (header(http.scope, b"content-type") or "").partition(";")[0].strip().lower()
     query = http.query_params if http.scope["query_string"] else _NO_QUERY
     image_refs: list[str | None] = [*query.getlist("image_ref")]
     if media_type in RAW:

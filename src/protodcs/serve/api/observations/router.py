@@ -3,9 +3,7 @@
 Observe and peek are the requests that fleets of streams send all the time, so `ServiceMiddleware` calls them directly.
 """
 
-from typing import Annotated
-
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
 from ....errors import InputError
@@ -15,12 +13,10 @@ from ...stream.answers import described
 from ..context import Context
 from ..json_parsing import JsonRoute
 from ..openapi import problems
-from ..schemas import StreamPath
+from ..schemas import PositionPath, StreamPath
 from .handler import decide
 from .schemas import SAMPLES, STREAMED_ANSWERS, STREAMED_ROWS, DecisionList, Explanation
 from .streaming import LineResponse, observe_rows
-
-Position = Annotated[int, Path(ge=0, lt=2**62, description="Position of the decision in the journal.")]
 
 router = APIRouter(tags=["observations"], route_class=JsonRoute, responses=problems(404, 409, 410))
 
@@ -74,7 +70,7 @@ async def explain(stream: StreamPath, http: Request) -> Explanation:
 
 @router.get("/v1/streams/{stream}/decisions/{position}/explanation")
 @requires("read", "explain")
-async def explain_decision(stream: StreamPath, position: Position, context: Context) -> Explanation:
+async def explain_decision(stream: StreamPath, position: PositionPath, context: Context) -> Explanation:
     """Return what each stage would do now with a sample whose feature is stored, and why. Nothing changes."""
     reply = await context.ask(stream, Action.EXPLAIN_SAMPLE, str(position).encode())
     return Explanation.model_validate(reply.facts)

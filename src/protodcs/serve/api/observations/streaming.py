@@ -6,9 +6,9 @@ its own idempotency key: after a broken connection, the caller sends the rows ag
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Coroutine
+from itertools import groupby
+from typing import Any, NamedTuple, TypeVar
 
 from fastapi import Request, Response
 from pydantic_core import to_json
@@ -16,19 +16,18 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from ....errors import ImageError, InputError, ProtoDCSError
-from ...access.authentication import scoped_id
-from ...access.keys import Caller
-from ...access.limits import StreamedBody
 from ...access.problems import ProblemError
 from ...messages import Action, Reply, new_id
 from ...messages import Request as WorkerRequest
 from ...stream.answers import described
 from ...stream.idempotency import digest_of
-from ..context import Services, checked, checked_key
+from ..context import RequestContext, checked, checked_key
 from ..errors import as_problem
 from ..features import MAX_WIDTH, from_base64
 from ..json_parsing import parse_small
 from .handler import checked_refs, decide_images
+
+T = TypeVar("T")
 
 MEDIA_TYPE = "application/x-ndjson"
 MAX_GROUP = 256
@@ -74,20 +73,24 @@ class Row(NamedTuple):
     Attributes:
         number: from 0.
         key: its idempotency key.
+        size: bytes of its line.
         feature: as float32; empty if it has an image or a problem.
         image: the file.
         image_ref: the caller's reference to the image.
         problem: why it cannot be observed.
-        size: bytes of its line.
     """
 
     number: int
     key: str
+    size: int
     feature: bytes = b""
     image: bytes = b""
     image_ref: str | None = None
     problem: ProblemError | None = None
-    size: int = 0
+
+
+# The lines of some rows, and the problem that ends the request behind them, if there is one.
+_Answers = tuple[bytes, ProblemError | None]
 
 
 async def observe_rows(http: Request, stream: str) -> AsyncIterator[bytes]:
@@ -96,124 +99,93 @@ async def observe_rows(http: Request, stream: str) -> AsyncIterator[bytes]:
     Raises:
         ProblemError: before the first line. Later the problem is the last line.
     """
-    scoped = scoped_id(http, stream)
+    context = RequestContext(http, Response())
+    stream = context.scoped(stream)
+    # Groups in progress in their order, and what ended them: a problem, or None for the end of the body.
+    groups: asyncio.Queue[asyncio.Task[_Answers] | Exception | None] = asyncio.Queue()
+    tasks: set[asyncio.Task[Any]] = set()
+    slots = asyncio.Semaphore(_GROUPS)
+
+    def start(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        return task
+
+    async def read() -> None:
+        end: Exception | None = None
+        try:
+            async for rows in _groups(context):
+                await slots.acquire()
+                groups.put_nowait(start(_decide(context, stream, rows)))
+        except ClientDisconnect:
+            pass
+        except Exception as problem:
+            end = problem
+        groups.put_nowait(end)
+
+    async def stop() -> None:
+        await context.services.stopping.wait()
+        reading.cancel()
+        groups.put_nowait(
+            ProblemError("unavailable", "The service is being stopped. Send the rows without an answer again.")
+        )
+
+    reading = start(read())
+    start(stop())
     begun = False
-    async for lines in _answers(http, scoped):
-        if isinstance(lines, ProblemError):
-            if not begun:
-                raise lines
-            lines = _line({"error": lines.document(http.scope["state"].get("request_id"))})
-        begun = True
-        yield lines
-
-
-async def _answers(http: Request, stream: str) -> AsyncIterator[bytes | ProblemError]:
-    """Yield the lines of each group, and at last the problem that ended the request, if there is one."""
-    services: Services = http.app.state.services
-    groups, stopping = _Groups(http), asyncio.create_task(services.stopping.wait())
-    reading: asyncio.Task[list[Row]] | None = asyncio.create_task(groups.next())
-    working: deque[asyncio.Task[tuple[bytes, ProblemError | None]]] = deque()
     try:
-        while reading is not None or working:
-            if stopping.done() and reading is not None and not reading.done():
-                raise ProblemError(
-                    "unavailable", "The service is being stopped. Send the rows without an answer again."
-                )
-            waiting: list[asyncio.Task[Any]] = [*list(working)[:1]]
-            if reading is not None and len(working) < _GROUPS:
-                waiting += [reading, stopping]
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if working and working[0].done():
-                lines, problem = working.popleft().result()
-                if lines:
-                    yield lines
-                if problem is not None:
-                    yield problem
-                    return
-            elif reading is not None and reading.done():
-                rows = reading.result()
-                reading = None
-                if rows:
-                    working.append(asyncio.create_task(_decide(http, stream, rows)))
-                    reading = asyncio.create_task(groups.next())
-    except ClientDisconnect:
-        return
-    except ProblemError as problem:
-        # What was read before the problem is answered first.
-        for work in working:
-            lines, other = await work
-            yield lines
-            if other is not None:
-                yield other
+        while (group := await groups.get()) is not None:
+            lines, problem = (b"", group) if isinstance(group, Exception) else await group
+            if lines:
+                yield lines
+                begun = True
+            if isinstance(problem, ProblemError) and begun:
+                yield _line({"error": problem.document(http.scope["state"].get("request_id"))})
                 return
-        yield problem
+            if problem is not None:
+                raise problem
+            slots.release()
     finally:
-        for task in (*working, stopping, *([] if reading is None else [reading])):
+        for task in tasks:
             task.cancel()
 
 
-class _Groups:
-    """Reads a body into groups of rows."""
-
-    def __init__(self, http: Request):
-        services: Services = http.app.state.services
-        self._pieces = http.stream()
-        self._body: StreamedBody = http.scope["state"]["body"]
-        self._max_line = _MAX_FEATURE_LINE
-        if services.encoding is not None:
-            of_caller = services.limits.of(http.scope["state"]["caller"]).body_bytes
-            self._max_line = max(self._max_line, min(of_caller, services.config.json_bytes))
-        self._lines: deque[bytes] = deque()
-        self._rest: list[bytes] = []
-        self._rest_size = 0
-        self._ended = False
-        self._number = 0
-        self._problem: ProblemError | None = None
-
-    async def next(self) -> list[Row]:
-        """Return the rows that have arrived, at least one; none at the end of the body.
-
-        Raises:
-            ProblemError: the rest of the body cannot be read. All rows before it were returned.
-        """
-        while not (self._lines or self._ended or self._problem):
-            await self._read()
+async def _groups(context: RequestContext) -> AsyncIterator[list[Row]]:
+    """Yield the rows of a body as they arrive. Raise ProblemError behind the last one that can be read."""
+    services, body = context.services, context.http.scope["state"]["body"]
+    max_line = _MAX_FEATURE_LINE
+    if services.encoding is not None:
+        max_line = max(max_line, min(services.limits.of(context.caller).body_bytes, services.config.json_bytes))
+    number, rest = 0, bytearray()
+    async for piece in context.http.stream():
+        # The last piece is empty, and ends the last row.
+        *lines, tail = (piece or b"\n").split(b"\n")
+        if lines:
+            lines[0] = bytes(rest) + lines[0]
+            rest.clear()
+        rest += tail
         rows: list[Row] = []
         images = 0
-        while self._lines and len(rows) < MAX_GROUP and images < _MAX_IMAGES:
-            line = self._lines.popleft()
-            try:
-                row = _row(self._number, line)
-            except ProblemError as problem:
-                self._problem = problem
-                self._lines.clear()
-                break
-            images += bool(row.image)
-            self._number += 1
-            rows.append(row._replace(size=len(line) + 1))
-        if not rows and self._problem is not None:
-            raise self._problem
-        return rows
-
-    async def _read(self) -> None:
-        """Read a piece of the body, and split it into lines."""
-        piece = await anext(self._pieces, b"")
-        if not piece:
-            self._ended = True
-            piece = b"\n"
-        *lines, rest = piece.split(b"\n")
         for line in lines:
-            whole = b"".join([*self._rest, line])
-            self._rest, self._rest_size = [], 0
-            if whole.strip():
-                self._lines.append(whole)
-            else:
-                self._body.release(len(whole) + 1)
-        if rest:
-            self._rest.append(rest)
-            self._rest_size += len(rest)
-        if self._rest_size > self._max_line:
-            self._problem = ProblemError("body_too_large", f"A row may have {self._max_line} bytes.")
+            if not line.strip():
+                body.release(len(line) + 1)
+                continue
+            try:
+                rows.append(_row(number, line))
+            except ProblemError:
+                if rows:
+                    yield rows
+                raise
+            number += 1
+            images += bool(rows[-1].image)
+            if len(rows) == MAX_GROUP or images == _MAX_IMAGES:
+                yield rows
+                rows, images = [], 0
+        if rows:
+            yield rows
+        if len(rest) > max_line:
+            raise ProblemError("body_too_large", f"A row may have {max_line} bytes.")
 
 
 def _row(number: int, line: bytes) -> Row:
@@ -224,7 +196,7 @@ def _row(number: int, line: bytes) -> Row:
         raise ProblemError("invalid_json", f"Row {number} is not valid JSON. Send one object per line.") from None
     if not isinstance(given, dict):
         raise ProblemError("invalid_json", f"Row {number} is not a JSON object. Send one object per line.")
-    key = given.get("key")
+    key, size = given.get("key"), len(line) + 1
     try:
         key = new_id() if key is None else checked_key(key if isinstance(key, str) else "")
         key.encode()
@@ -240,12 +212,12 @@ def _row(number: int, line: bytes) -> Row:
         name = "feature" if "feature" in given else "image"
         content = from_base64(given[name], name)
         if name == "image":
-            return Row(number, key, image=content, image_ref=image_ref)
+            return Row(number, key, size, image=content, image_ref=image_ref)
         # The engine checks it: each row is a request of its own.
-        return Row(number, key, content, image_ref=image_ref)
+        return Row(number, key, size, content, image_ref=image_ref)
     except (ProtoDCSError, UnicodeError) as problem:
         key = key if isinstance(key, str) and key.isprintable() else ""
-        return Row(number, key, problem=_as_row_problem(problem))
+        return Row(number, key, size, problem=_as_row_problem(problem))
 
 
 def _as_row_problem(problem: Exception) -> ProblemError:
@@ -254,61 +226,52 @@ def _as_row_problem(problem: Exception) -> ProblemError:
     return ProblemError("invalid_image" if isinstance(problem, ImageError) else "invalid_request", str(problem))
 
 
-async def _decide(http: Request, stream: str, rows: list[Row]) -> tuple[bytes, ProblemError | None]:
+async def _decide(context: RequestContext, stream: str, rows: list[Row]) -> _Answers:
     """Return the lines of some rows, and the problem that ends the request behind them, if there is one."""
-    services: Services = http.app.state.services
+    lines: list[bytes] = []
     try:
-        await _wait_allowed(http)
-        outcomes = await _outcomes(http, services, stream, rows)
+        await _wait_allowed(context)
+        for row, outcome in zip(rows, await _outcomes(context, stream, rows), strict=True):
+            about = {"row": row.number, "key": row.key}
+            if isinstance(outcome, Reply):
+                lines.append(_line({**about, **described(outcome)}))
+            elif outcome.status_code in _ROW_STATUSES and outcome.code not in _STREAM_CODES:
+                lines.append(_line({**about, "error": outcome.document()}))
+            else:
+                return b"".join(lines), outcome
     except Exception as problem:
-        return b"", as_problem(http, problem)
+        return b"", as_problem(context.http, problem)
     finally:
-        body: StreamedBody = http.scope["state"]["body"]
-        body.release(sum(row.size for row in rows))
-    lines = []
-    for row, outcome in zip(rows, outcomes, strict=True):
-        if isinstance(outcome, Reply):
-            lines.append(_decision(row, outcome))
-            continue
-        if outcome.status_code not in _ROW_STATUSES or outcome.code in _STREAM_CODES:
-            return b"".join(lines), outcome
-        lines.append(_line({"row": row.number, "key": row.key, "error": outcome.document()}))
+        context.http.scope["state"]["body"].release(sum(row.size for row in rows))
     return b"".join(lines), None
 
 
-async def _outcomes(http: Request, services: Services, stream: str, rows: list[Row]) -> list[Reply | ProblemError]:
+async def _outcomes(context: RequestContext, stream: str, rows: list[Row]) -> list[Reply | ProblemError]:
     """Return the reply to each row, or its problem. Rows take their place in the stream's queue in their order."""
-    works: list[tuple[list[Row], asyncio.Task[list[Reply | ProblemError]]]] = []
-    features: list[Row] = []
-    for row in [*rows, None]:
-        if row is not None and row.feature:
-            features.append(row)
-            continue
-        if features:
-            works.append((features, asyncio.create_task(_observe_features(services, stream, features))))
-            features = []
-        if row is not None and row.image:
-            works.append(([row], asyncio.create_task(_observe_image(http, stream, row))))
-    found: dict[int, Reply | ProblemError] = {row.number: row.problem for row in rows if row.problem is not None}
-    for group, work in works:
-        found.update(zip((row.number for row in group), await work, strict=True))
-    return [found[row.number] for row in rows]
+    works: list[asyncio.Task[list[Reply | ProblemError]]] = []
+    for have_features, group in groupby((row for row in rows if row.problem is None), lambda row: bool(row.feature)):
+        if have_features:
+            works.append(asyncio.create_task(_observe_features(context, stream, [*group])))
+        else:
+            works += [asyncio.create_task(_observe_image(context, stream, row)) for row in group]
+    outcomes = iter([outcome for work in works for outcome in await work])
+    return [row.problem or next(outcomes) for row in rows]
 
 
-async def _observe_features(services: Services, stream: str, rows: list[Row]) -> list[Reply | ProblemError]:
+async def _observe_features(context: RequestContext, stream: str, rows: list[Row]) -> list[Reply | ProblemError]:
     requests = [
         WorkerRequest(
             stream, Action.OBSERVE, row.key, row.feature, digest=digest_of(row.feature), image_ref=row.image_ref
         )
         for row in rows
     ]
-    return [_checked(reply) for reply in await services.queues.ask_many(requests)]
+    return [_checked(reply) for reply in await context.services.queues.ask_many(requests)]
 
 
-async def _observe_image(http: Request, stream: str, row: Row) -> list[Reply | ProblemError]:
+async def _observe_image(context: RequestContext, stream: str, row: Row) -> list[Reply | ProblemError]:
     try:
         refs = [row.image_ref]
-        return [*await decide_images(http, stream, Action.OBSERVE, row.key, [row.image], True, refs)]
+        return [*await decide_images(context.http, stream, Action.OBSERVE, row.key, [row.image], True, refs)]
     except (ProblemError, InputError, ImageError) as problem:
         return [_as_row_problem(problem)]
 
@@ -320,21 +283,12 @@ def _checked(reply: Reply) -> Reply | ProblemError:
         return problem
 
 
-async def _wait_allowed(http: Request) -> None:
+async def _wait_allowed(context: RequestContext) -> None:
     """Wait until the tenant may send one more request. Raise ProblemError if the caller's key has ended."""
-    services: Services = http.app.state.services
-    caller: Caller | None = http.scope["state"]["caller"]
-    if caller is None:
-        return
-    assert services.sessions is not None
-    if not services.sessions.is_good(http.scope["state"].get("session"), caller):
+    if not context.is_allowed():
         raise ProblemError("unauthenticated", "The access key of this request has ended.")
-    while pause := services.limits.take_token(caller):
+    while context.caller is not None and (pause := context.services.limits.take_token(context.caller)):
         await asyncio.sleep(pause)
-
-
-def _decision(row: Row, reply: Reply) -> bytes:
-    return _line({"row": row.number, "key": row.key, **described(reply)})
 
 
 def _line(value: dict[str, Any]) -> bytes:

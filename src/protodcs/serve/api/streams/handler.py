@@ -19,9 +19,8 @@ from ...stream.samples import check_capacity
 from ...stream.shared import pack_prototypes
 from ..class_names import ClassNameEncoder
 from ..context import RequestContext, checked
-from ..errors import as_response
+from ..errors import as_problem
 from ..features import as_float32
-from ..schemas import Problem
 from .schemas import BatchResult, CreatedStream, NewStream
 
 # Streams of a batch that are created at the same time.
@@ -54,9 +53,8 @@ async def create_streams(streams: list[NewStream], context: RequestContext) -> l
             try:
                 _, existed = await create_stream(stream, context)
             except Exception as problem:
-                response = await as_response(context.http, problem)
-                document = Problem.model_validate_json(bytes(response.body))
-                return BatchResult(id=stream.id, status=document.status, problem=document)
+                document = as_problem(context.http, problem).document(context.http.scope["state"]["request_id"])
+                return BatchResult.model_validate({"id": stream.id, "status": document["status"], "problem": document})
         return BatchResult(id=stream.id, status=200 if existed else 201)
 
     return await asyncio.gather(*(create(stream) for stream in streams))
@@ -76,10 +74,10 @@ async def _create(name: str, stream: NewStream, context: RequestContext) -> Repl
         spec = _spec(stream, names, context)
         vocabulary, _ = await _vocabulary(stream, names, None)
         fingerprint, shared = rows.fingerprint, pack_prototypes(rows)
-    elif stream.classes is not None and services.encoding is not None and services.class_encoder is not None:
+    elif stream.classes is not None and services.class_encoder is not None:
         names = _class_names(stream.classes)
         # Everything is validated before the names are encoded, which may take minutes.
-        encoder = await services.encoding.facts()
+        encoder = await services.class_encoder.encoder.facts()
         spec = _spec(stream, names, context, encoder)
         limits = services.config.of_tenant(tenant_of(name))
         check_cost(spec.settings(), len(names), encoder["dimension"], spec.guard, limits, stream.vocabulary is not None)

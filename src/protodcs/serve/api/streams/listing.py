@@ -6,16 +6,20 @@ the tenant, which is a few bytes each. Streams of other tenants are never read.
 
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple
 
 from ...access.problems import ProblemError
 from ...settings import public_id, scoped_name
+from ...store import values
 from ...stream.summary import Summary
 from ..context import RequestContext
 from .schemas import ListedStream, Sort, StreamList
 
+# Streams that are read at once.
 _PAGE = 1000
+# Returns streams of a tenant behind one of them, at most so many.
+ListStreams = Callable[[str, str | None, int], Awaitable[list[values.ListedStream]]]
 
 
 class _Row(NamedTuple):
@@ -30,53 +34,48 @@ async def list_streams(
 ) -> StreamList:
     """Return a page of streams, and a cursor for the next one."""
     after = None if cursor is None else _unpack_cursor(cursor, sort)
+    is_by_id, descending = sort == "id", sort.startswith("-")
     # One more than are shown tells whether there is another page.
     count = limit + 1
+    start = scoped_name(context.tenant, after[-1]) if is_by_id and after is not None else None
+    read = count if is_by_id and frozen is None else None
     found: list[_Row] = []
-    if sort == "id":
-        read = count if frozen is None else _PAGE
-        async for row in _rows(context, None if after is None else after[-1], read):
-            if frozen is None or row.summary.frozen == frozen:
-                found.append(row)
-            if len(found) == count:
-                break
-    else:
-        async for row in _rows(context, None):
-            if frozen is not None and row.summary.frozen != frozen:
-                continue
-            if after is None or _is_behind(key_of(row, sort), after, sort):
-                found.append(row)
-            # There may be far more streams than fit into memory.
-            if len(found) == count + _PAGE:
-                found = _first(found, sort, count)
-        found = _first(found, sort, count)
+    async for stream in streams_of(context.services.worker.list_streams, context.tenant, start, read):
+        row = _Row(public_id(stream.id), stream.created, Summary.unpack(stream.summary), stream.problem)
+        if frozen is not None and row.summary.frozen != frozen:
+            continue
+        key = key_of(row, sort)
+        if after is None or (key < after if descending else key > after):
+            found.append(row)
+        if is_by_id and len(found) == count:
+            break
+        # There may be far more streams than fit into memory.
+        if len(found) == count + _PAGE:
+            found = _first(found, sort, count)
+    found = _first(found, sort, count)
     page = [
         ListedStream(id=row.id, created=row.created, problem=row.problem, **row.summary._asdict())
         for row in found[:limit]
     ]
-    cursor = pack_cursor(key_of(found[limit - 1], sort), sort) if len(found) > limit else None
-    return StreamList(streams=page, next_cursor=cursor)
+    return StreamList(streams=page, next_cursor=pack_cursor(found[limit - 1], sort) if len(found) > limit else None)
 
 
 def _first(rows: list[_Row], sort: Sort, count: int) -> list[_Row]:
     return sorted(rows, key=lambda row: key_of(row, sort), reverse=sort.startswith("-"))[:count]
 
 
-def _is_behind(key: list[Any], other: list[Any], sort: Sort) -> bool:
-    return key < other if sort.startswith("-") else key > other
-
-
-async def _rows(context: RequestContext, after: str | None, read: int = _PAGE) -> AsyncIterator[_Row]:
-    """Yield the streams of the caller whose ids come after `after`, in the order of their ids. Read so many at once."""
-    last = None if after is None else scoped_name(context.tenant, after)
+async def streams_of(
+    list_streams: ListStreams, tenant: str, after: str | None = None, read: int | None = None
+) -> AsyncIterator[values.ListedStream]:
+    """Yield the streams of a tenant whose internal names come after `after`, in their order. Read so many at once."""
+    read = _PAGE if read is None else read
     while True:
-        page = await context.services.worker.list_streams(context.tenant, last, read)
+        page = await list_streams(tenant, after, read)
         for stream in page:
-            summary = Summary.unpack(stream.summary)
-            yield _Row(public_id(stream.id), stream.created, summary, stream.problem)
+            yield stream
         if len(page) < read:
             return
-        last = page[-1].id
+        after = page[-1].id
 
 
 def key_of(row: _Row | ListedStream, sort: Sort) -> list[Any]:
@@ -91,9 +90,9 @@ def key_of(row: _Row | ListedStream, sort: Sort) -> list[Any]:
     return [-1.0 if value is None else value, row.id]
 
 
-def pack_cursor(key: list[Any], sort: Sort) -> str:
+def pack_cursor(last: _Row | ListedStream, sort: Sort) -> str:
     """Return the cursor of the page behind a stream."""
-    return base64.urlsafe_b64encode(json.dumps([sort, *key]).encode()).decode()
+    return base64.urlsafe_b64encode(json.dumps([sort, *key_of(last, sort)]).encode()).decode()
 
 
 def _unpack_cursor(cursor: str, sort: Sort) -> list[Any]:

@@ -2,19 +2,18 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from ...access.rules import requires
 from ...messages import Action
 from ..context import Changing, Context
-from ..json_parsing import JsonRoute
-from ..openapi import LOCATION, location, problems
+from ..openapi import LOCATION, location, resource
 from ..schemas import Change, StreamPath
 from .handler import create_stream, create_streams, delete_stream
 from .listing import list_streams
 from .schemas import BatchResults, CreatedStream, NewStream, NewStreams, Sort, StreamList, StreamStatus
 
-router = APIRouter(tags=["streams"], route_class=JsonRoute, responses=problems(404, 409, 410))
+router = resource("streams", 404, 409, 410)
 
 _EXISTED = {"model": CreatedStream, "description": "The stream exists already with the same settings."}
 

@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from ...access.problems import Problem
 from ...log.latest import WarningName
-from ..schemas import Body, ClassNames, Options, Problem, Rows, StreamId, Text
+from ..schemas import Body, ClassNames, Options, Rows, StreamId, Text
 
 
 class NewStream(Body):
