@@ -259,7 +259,7 @@ class Guard:
         if decision.known:
             self._accepted += 1
             self._add_difference(cosines, best, decision.index)
-        return self._checked(engine, position, _sane(decision.p_unknown, decision.score, decision.openness, openness))
+        return self._checked(engine, position, _sane(decision.p_unknown, decision.score + decision.openness + openness))
 
     @property
     def room(self) -> int:
@@ -293,7 +293,7 @@ class Guard:
         for row in np.flatnonzero(decisions.known & (decisions.index != best)):
             self._add_difference(cosines[row], int(best[row]), int(decisions.index[row]))
         probabilities, numbers = decisions.p_unknown, decisions.score + decisions.openness + openness
-        sane = _sane(probabilities.min(), probabilities.max(), numbers.sum()) and probabilities.max() <= 1.0
+        sane = _sane(probabilities.min(), numbers.sum()) and probabilities.max() <= 1.0
         return self._checked(engine, position, sane)
 
     def _compared_with(self, features: Features) -> Floats:
@@ -318,7 +318,7 @@ class Guard:
                 # The restored state has the same problem: discard it and start again.
                 self._saved = []
             return self._fire(_Trip("numbers", 1.0, 0.0), position)
-        if self.room:
+        if self._seen < self.settings.window:
             return None
         self.windows += 1
         return self._judge(engine, position)
@@ -354,7 +354,7 @@ class Guard:
         separation = _number(mixture.get("separation")) if "unknown" in mixture else 0.0
         shown = [value for value in (*numbers.values(), *mixture.values()) if isinstance(value, float)]
         measured = (
-            _Trip("numbers", float(not _sane(0.0, *shown)), 0.0),
+            _Trip("numbers", float(not _sane(0.0, sum(shown))), 0.0),
             _Trip("disagreement", self._disagreement, settings.disagreement),
             _Trip("mixture", separation, settings.mixture_separation),
             _Trip("drift", _number(numbers.get("text_drift_max")), settings.text_drift),
@@ -502,9 +502,9 @@ class Guard:
         self._saved = [_SavedState(*saved) for saved in zip(parts[5:], values["kept_at"], strict=True)]
 
 
-def _sane(probability: float, *others: float) -> bool:
-    """Return whether a probability is between 0 and 1, and all other numbers are finite."""
-    return 0.0 <= probability <= 1.0 and all(map(math.isfinite, others))
+def _sane(probability: float, total: float) -> bool:
+    """Return whether a probability is between 0 and 1, and the sum of all other numbers, and so each, is finite."""
+    return 0.0 <= probability <= 1.0 and math.isfinite(total)
 
 
 def _number(value: Any) -> float:

@@ -392,11 +392,13 @@ def scoped_name(tenant: str, name: str) -> str:
 
 def tenant_bytes_of(config: ServeConfig, tenant: str) -> int | None:
     """Return how many bytes a tenant may use in the store, or None for no limit. Only tenants with keys have one."""
+    if not tenant:
+        return None
     limit = config.of_tenant(tenant).tenant_bytes
     if limit is None:
         # 1,000 streams of the largest size take 6 GB.
         limit = config.tenant_log_bytes and 2**33 + config.tenant_log_bytes
-    return limit if tenant and limit else None
+    return limit or None
 
 
 def log_limits(config: ServeConfig) -> LogLimits:

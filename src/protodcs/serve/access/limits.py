@@ -27,6 +27,8 @@ from .rules import Rule
 
 # The number of streams of a tenant is counted again after so many seconds.
 _COUNT_SECONDS = 5.0
+# In the state of a request if its whole body has arrived, so that no time limit is needed.
+COMPLETE = "body is complete"
 # Retry-After of a problem that only the deletion of a stream solves. Seconds.
 _LONG = 60
 
@@ -75,14 +77,13 @@ class Limits:
         state = scope["state"]
         caller: Caller | None = state.get("caller")
         rule: Rule = state["rule"]
-        is_json = any(b"json" in value.lower() for value in header_values(scope, b"content-type"))
-        most = sys.maxsize if rule.streamed else self.max_body(caller, is_json, rule)
+        most = sys.maxsize if rule.streamed else self.max_body(caller, _is_json(scope), rule)
         if caller is not None:
             self.check_rate(caller)
         _check_announced(scope, most)
         seconds = self._config.stream_idle_seconds if rule.streamed else self._config.body_seconds
         tenant = "" if caller is None else caller.tenant
-        state["body"] = body = IncomingBody(self, tenant, receive, most, seconds, rule.streamed)
+        state["body"] = body = IncomingBody(self, tenant, scope, receive, most, seconds, rule.streamed)
         return body
 
     def check_rate(self, caller: Caller) -> None:
@@ -195,15 +196,19 @@ class IncomingBody:
     Args:
         limits: where it counts.
         tenant: whose request it is.
+        scope: of the request.
         receive: returns the next message of the request.
         most: maximum bytes at once.
         seconds: how long it may take, or a pause of a streamed one.
         streamed: whether it is streamed.
     """
 
-    def __init__(self, limits: Limits, tenant: str, receive: Receive, most: int, seconds: float, streamed: bool):
+    def __init__(
+        self, limits: Limits, tenant: str, scope: Scope, receive: Receive, most: int, seconds: float, streamed: bool
+    ):
         self._limits = limits
         self._tenant = tenant
+        self._state = scope["state"]
         self._receive = receive
         self._most = most
         self._seconds = seconds
@@ -217,12 +222,7 @@ class IncomingBody:
         if not self._more:
             # After the body nothing is late: this is the end of the connection.
             return await self._receive()
-        try:
-            async with asyncio.timeout_at(self._until or asyncio.get_running_loop().time() + self._seconds):
-                message = await self._receive()
-        except TimeoutError:
-            late = "No row arrived" if self._until is None else "The body did not arrive"
-            raise ProblemError("request_timeout", f"{late} within {self._seconds:g} seconds.") from None
+        message = await (self._receive() if COMPLETE in self._state else self._receive_in_time())
         self._more = message.get("more_body", False)
         if piece := len(message.get("body", b"")):
             self.size += piece
@@ -230,6 +230,14 @@ class IncomingBody:
             if self.size > self._most:
                 raise _too_large(self._most)
         return message
+
+    async def _receive_in_time(self) -> Message:
+        try:
+            async with asyncio.timeout_at(self._until or asyncio.get_running_loop().time() + self._seconds):
+                return await self._receive()
+        except TimeoutError:
+            late = "No row arrived" if self._until is None else "The body did not arrive"
+            raise ProblemError("request_timeout", f"{late} within {self._seconds:g} seconds.") from None
 
     async def read(self) -> bytes:
         """Return the whole body. Most come in one piece."""
@@ -255,14 +263,22 @@ class IncomingBody:
         self.release(self.size)
 
 
+def _is_json(scope: Scope) -> bool:
+    """Return whether the body of a request is JSON, by one of its headers."""
+    return any(b"json" in value.lower() for value in header_values(scope, b"content-type"))
+
+
 def _check_announced(scope: Scope, most: int) -> None:
     """Raise ProblemError if a body is not even read, by the headers of its request."""
     lengths = header_values(scope, b"content-length")
-    if not all(map(bytes.isdigit, lengths)) or len(set(lengths)) > 1:
-        raise ProblemError("bad_request", "Content-Length must be one number.")
-    if lengths and (len(lengths[0]) > 18 or int(lengths[0]) > most):
-        raise _too_large(most)
-    if any(value.strip().lower() not in (b"", b"identity") for value in header_values(scope, b"content-encoding")):
+    if lengths:
+        length = lengths[0]
+        if not length.isdigit() or any(other != length for other in lengths[1:]):
+            raise ProblemError("bad_request", "Content-Length must be one number.")
+        if len(length) > 18 or int(length) > most:
+            raise _too_large(most)
+    encodings = header_values(scope, b"content-encoding")
+    if encodings and any(value.strip().lower() not in (b"", b"identity") for value in encodings):
         detail = "Send the body without a Content-Encoding."
         raise ProblemError("unsupported_media_type", detail, headers={"Accept-Encoding": "identity"})
 

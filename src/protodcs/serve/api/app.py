@@ -5,6 +5,7 @@ and never respond with 200 before a change is durable. To add a route, add it to
 """
 
 from fastapi import APIRouter, FastAPI
+from starlette.types import Receive, Scope, Send
 
 from ...version import __version__
 from ..access.audit import AuditLog, AuditTrail
@@ -67,6 +68,25 @@ RESOURCES = (*_V1, docs_page.router, ui.router)
 RULES = [*rules_of(route for resource in RESOURCES for route in resource.routes)]
 
 
+class Application(FastAPI):
+    """The application, inside of the middleware that every request passes.
+
+    Attributes:
+        service: the middleware.
+    """
+
+    service: ServiceMiddleware
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        scope["app"] = self
+        await self.service(scope, receive, send)
+
+    async def call_routes(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request that the middleware has let through."""
+        await super().__call__(scope, receive, send)
+
+
 def application(
     config: ServeConfig,
     queues: Queues,
@@ -74,9 +94,9 @@ def application(
     worker: Worker,
     encoding: Encoding | None,
     webhooks: Webhooks,
-) -> FastAPI:
+) -> Application:
     """Return the application over queues, a runtime and its worker, with an encoder if there is one."""
-    api = FastAPI(
+    api = Application(
         title="ProtoDCS",
         version=__version__,
         description=_DESCRIPTION,
@@ -113,12 +133,12 @@ def application(
     api.include_router(ui.router)
     handle_errors(api)
     describe(api, RULES if config.keys is not None else [])
-    api.add_middleware(
-        ServiceMiddleware,
-        access=Access(keys, browser_sessions, RouteTable(RULES)),
-        limits=limits,
-        audit=AuditTrail(AuditLog(config.audit)),
-        log=RequestLog(queues.metrics),
-        direct=observations.DIRECT,
+    api.service = ServiceMiddleware(
+        api.call_routes,
+        Access(keys, browser_sessions, RouteTable(RULES)),
+        limits,
+        AuditTrail(AuditLog(config.audit)),
+        RequestLog(queues.metrics),
+        observations.DIRECT,
     )
     return api

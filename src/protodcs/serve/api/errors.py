@@ -6,6 +6,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Scope
 
 from ...errors import ConfigError, ImageError, InputError, ProtoDCSError
 from ..access.authentication import without_tenant
@@ -66,7 +67,7 @@ def as_problem(http: Request, problem: Exception) -> ProblemError:
         # Errors of libraries may inherit from ours. Their messages are not for callers.
         request = http.scope["state"]["request_id"]
         _log.error("a request failed", exc_info=problem, extra=logs.with_fields(request_id=request))
-        return _unexpected(http)
+        return unexpected(http.scope)
     else:
         found = ProblemError(code, str(problem))
     found.detail = without_tenant(http, found.detail)
@@ -89,11 +90,10 @@ def _invalid(problem: RequestValidationError) -> ProblemError:
 
 
 async def _handle_unexpected(http: Request, _: Exception) -> Response:
-    return _unexpected(http).response(http.scope)
+    return unexpected(http.scope).response(http.scope)
 
 
-def _unexpected(http: Request) -> ProblemError:
-    request = http.scope["state"]["request_id"]
-    detail = f"An error inside the service. Its log has the details of request {request}."
-    # This response may bypass the middleware that adds the header.
-    return ProblemError("internal_error", detail, headers={"X-Request-Id": request})
+def unexpected(scope: Scope) -> ProblemError:
+    """Return the problem of a request whose exception nobody expected."""
+    detail = f"An error inside the service. Its log has the details of request {scope['state']['request_id']}."
+    return ProblemError("internal_error", detail)

@@ -6,6 +6,8 @@
 4. The route. Those that fleets of streams call all the time are called directly: routing, dependency injection and
    exception handling of FastAPI take longer than a decision. They are in the application too, for its OpenAPI document.
 5. A line of the audit log, durable before the response begins (`AuditTrail`).
+
+It is around the whole application. Among the middlewares of FastAPI, each request would pass four more of them.
 """
 
 import time
@@ -20,7 +22,7 @@ from ..access.headers import header, index_headers
 from ..access.limits import Limits
 from ..access.problems import ProblemError
 from ..telemetry import logs, traces
-from .errors import as_response
+from .errors import as_response, unexpected
 from .json_parsing import JsonRequest
 from .request_log import DISCONNECTED, RequestLog, reason_of
 
@@ -76,9 +78,12 @@ class ServiceMiddleware:
             problem: Exception | None = None
             try:
                 await self._serve(scope, receive, response.send)
-            except BaseException as raised:
-                problem = raised if isinstance(raised, Exception) else None
+            except Exception as raised:
+                problem = raised
                 await response.fail(problem)
+                raise
+            except BaseException:
+                await response.fail(None)
                 raise
             finally:
                 seconds = time.perf_counter() - start
@@ -132,25 +137,26 @@ class _Sent:
                 self._replaced = True
                 await self._send_not_written()
                 return
-            named = (_ID, self._scope["state"]["request_id"].encode())
-            message["headers"] = [*(found for found in message["headers"] if found[0] != _ID), named]
+            message["headers"].append((_ID, self._scope["state"]["request_id"].encode()))
         elif self.status >= 400 and self.reason is None:
             self.reason = reason_of(message.get("body", b""))
         await self._send(message)
 
     async def fail(self, problem: Exception | None) -> None:
-        """Record that the request ended without a response of its own."""
-        if problem is not None and self.status == DISCONNECTED:
-            self.status = 500
-        status = None if problem is None else 500
-        if not self._started and self._audit.needs_line(self._scope, status):
-            await self._audit.write(self._scope, status)
+        """End a request that has no response of its own: by a problem, or because it was interrupted."""
+        if self._started:
+            return
+        if problem is not None:
+            await unexpected(self._scope).response(self._scope)(self._scope, self._receive, self.send)
+        elif self._audit.needs_line(self._scope, None):
+            await self._audit.write(self._scope, None)
 
     async def _send_not_written(self) -> None:
-        named = {_ID.decode(): self._scope["state"]["request_id"]}
-        problem = ProblemError("unavailable", _NOT_WRITTEN, headers=named)
+        problem = ProblemError("unavailable", _NOT_WRITTEN)
         self.status, self.reason = problem.status_code, problem.code
-        await problem.response(self._scope)(self._scope, self._receive, self._send)
+        response = problem.response(self._scope)
+        response.headers[_ID.decode()] = self._scope["state"]["request_id"]
+        await response(self._scope, self._receive, self._send)
 
 
 async def _serve_directly(endpoint: DirectEndpoint, scope: Scope, receive: Receive, send: Send) -> None:

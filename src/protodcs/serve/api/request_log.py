@@ -40,8 +40,9 @@ class RequestLog:
         self._metrics.request(route, method, status, seconds)
         if caller is not None:
             self._metrics.of_tenant(caller.tenant, status)
-        span.update_name(f"{method} {route}")
-        span.set_attribute("http.response.status_code", status)
+        if span.is_recording():
+            span.update_name(f"{method} {route}")
+            span.set_attribute("http.response.status_code", status)
         level = _level(route, status)
         if not _log.isEnabledFor(level):
             return

@@ -127,7 +127,7 @@ class Latest:
     @property
     def unknown_rate(self) -> float | None:
         """Share of unknown samples among the latest; None before the first decision."""
-        return sum(self._unknown) / len(self._unknown) if self._unknown else None
+        return self._unknown.count(True) / len(self._unknown) if self._unknown else None
 
     @property
     def warning(self) -> WarningName | None:

@@ -113,7 +113,7 @@ class Pipeline:
             return
         group.loaded, rest = loaded, group.rest
         try:
-            with traces.shared_span("step", group.spans, requests=len(rest)), loaded.changing():
+            with traces.shared_span("step", group.spans, requests=len(rest)), loaded.changing:
                 first = loaded.live.position
                 self._take(group, loaded, first, self._steps.serve(loaded, rest, end))
         except Exception as problem:
@@ -221,7 +221,7 @@ class Pipeline:
             await group.loaded.journal.wait_durable()
         group.loaded = loaded
         long = self._is_long(loaded, group)
-        with loaded.changing():
+        with loaded.changing:
             if long or loaded.slow:
                 end = time.monotonic() + SLICE
             serve = partial(self._steps.serve, loaded, group.rest, end)

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ...errors import InputError
+from ..access.limits import COMPLETE
 from ..access.problems import MEDIA_TYPE, ProblemError
 
 # Time for all headers of a request, in seconds, and how many bytes they may have together with the path.
@@ -80,6 +81,11 @@ class _HeaderLimits(HttpToolsProtocol):
         """Take a piece of the body."""
         self._unread_bytes = 0
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Take the end of the body."""
+        self.scope["state"][COMPLETE] = True
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Reject a request that cannot be read."""

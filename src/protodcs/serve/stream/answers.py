@@ -80,19 +80,23 @@ def pack_decisions(decisions: Decisions) -> list[bytes]:
 
 def unpack_decision(answer: bytes) -> Decision:
     """Return the decision that `pack_decision` was given."""
-    return Decision(scores=None, **_unpacked(answer))
+    fields = _unpacked(answer)
+    del fields["outcome"]
+    return Decision(scores=None, **fields)
 
 
 def _unpacked(answer: bytes) -> dict[str, Any]:
-    """Return the fields of a packed decision, all but its scores."""
+    """Return the fields of a packed decision, all but its scores, and its outcome."""
     try:
         flags, index, sequence, p_unknown, openness, first, score, aleatoric, epistemic = _DECISION.unpack_from(answer)
         label = answer[_DECISION.size :].decode() if flags & KNOWN else None
         reason = (None, *REASONS)[flags >> _REASON_BIT & _REASON_MASK]
     except (struct.error, UnicodeDecodeError, IndexError):
         raise StoreError("an answer in the store cannot be read") from None
+    known, unsure = bool(flags & KNOWN), bool(flags & UNSURE)
     return {
-        "known": bool(flags & KNOWN),
+        "outcome": outcome_name(known, unsure),
+        "known": known,
         "index": index,
         "label": label,
         "p_unknown": p_unknown,
@@ -106,7 +110,7 @@ def _unpacked(answer: bytes) -> dict[str, Any]:
         "evolved": bool(flags & EVOLVED),
         "sequence": sequence,
         "reason": reason,
-        "unsure": bool(flags & UNSURE),
+        "unsure": unsure,
     }
 
 
@@ -124,12 +128,12 @@ def reason_of(answer: bytes) -> str | None:
 def described(reply: Reply) -> dict[str, Any]:
     """Return the decision of a reply as a response shows it, JSON-ready."""
     # Not by way of a `Decision`, which takes twice as long.
-    answer, decision = reply.answer, _unpacked(reply.answer)
-    response = {"outcome": outcome_name(decision["known"], decision["unsure"]), **decision}
-    if not decision["known"] and len(answer) >= _DECISION.size + _CLUSTER.size:
+    answer = reply.answer
+    response = _unpacked(answer)
+    if not response["known"] and len(answer) >= _DECISION.size + _CLUSTER.size:
         (response["cluster"],) = _CLUSTER.unpack_from(answer, _DECISION.size)
         response["cluster_name"] = answer[_DECISION.size + _CLUSTER.size :].decode() or None
-    response |= {"position": reply.position, "epoch": reply.epoch, "repeated": reply.repeated}
+    response["position"], response["epoch"], response["repeated"] = reply.position, reply.epoch, reply.repeated
     return response
 
 

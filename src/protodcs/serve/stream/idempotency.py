@@ -80,6 +80,8 @@ class IdempotencyCache:
 
     def __init__(self, limits: IdempotencyLimits):
         self._limits = limits
+        # The minimum time that a key is stored, in the unit of the records' times.
+        self._seconds = int(1000 * limits.seconds)
         # By the digest of their key, in the order of their newest row.
         self._entries: dict[bytes, bytes] = {}
         self._answers: deque[bytes] = deque()
@@ -97,19 +99,22 @@ class IdempotencyCache:
         """Store a record that was just applied."""
         if not self._answers:
             self._start = record.position
-        head, answers = _ANSWER.pack(record.request_kind, record.epoch), record.answers
+        kind, answers = record.request_kind, record.answers
+        head = _ANSWER.pack(kind, record.epoch)
         self._answers.extend([head + answer for answer in answers])
-        self._age += min(max(record.time - self.time, 0), self._seconds // 2 + 1)
+        if record.time > self.time:
+            self._age += min(record.time - self.time, self._seconds // 2 + 1)
         self.time = record.time
-        key = _key(record.key)
-        # An entry moves to the end when a row is added.
-        runs = self._entries.pop(key, b"")[_ENTRY.size :]
-        row, position, count = _RUN.unpack_from(runs, len(runs) - _RUN.size) if runs else (0, 0, 0)
-        if runs and (row + count, position + count) == (record.row, record.position):
-            runs = runs[: -_RUN.size] + _RUN.pack(row, position, count + len(answers))
-        else:
-            runs += _RUN.pack(record.row, record.position, len(answers))
-        self._entries[key] = _ENTRY.pack(record.request_kind, record.digest, self._age) + runs
+        key, runs = _key(record.key), b""
+        row, position, count = record.row, record.position, len(answers)
+        before = self._entries.pop(key, None)
+        if before is not None:
+            # The entry moves to the end. Rows that follow its last run become part of it.
+            runs = before[_ENTRY.size :]
+            first, start, length = _RUN.unpack_from(runs, len(runs) - _RUN.size)
+            if (first + length, start + length) == (row, position):
+                runs, row, position, count = runs[: -_RUN.size], first, start, length + count
+        self._entries[key] = _ENTRY.pack(kind, record.digest, self._age) + runs + _RUN.pack(row, position, count)
 
     def drop_answers(self, position: int) -> None:
         """Drop all answers, because a record before `position` cannot be read. Their keys stay."""
@@ -159,11 +164,6 @@ class IdempotencyCache:
             if _end(entry) > end - self._limits.entries or self._age - age <= self._seconds:
                 break
             del self._entries[key]
-
-    @property
-    def _seconds(self) -> int:
-        """The minimum time that a key is stored, in the unit of the records' times."""
-        return int(1000 * self._limits.seconds)
 
     @property
     def _oldest(self) -> int:

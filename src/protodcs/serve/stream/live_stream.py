@@ -7,8 +7,8 @@ caller writes to the journal; `replay` applies the same change from the record. 
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -274,15 +274,16 @@ class LiveStream:
             digest: of the content of the request; None: the payload is all of it.
             row: which row of the request this is, or the first one.
         """
-        if not 0 < len(key.encode()) <= LONGEST_KEY:
-            raise InputError(f"a key must have 1 to {LONGEST_KEY} bytes; given: {len(key.encode())}")
+        size = len(key.encode())
+        if not 0 < size <= LONGEST_KEY:
+            raise InputError(f"a key must have 1 to {LONGEST_KEY} bytes; given: {size}")
         digest = digest_of(payload) if digest is None else digest
         if kind is Kind.EDIT_CLUSTERS:
             payload = self.stored_samples().with_groups(payload)
         answer = _CHANGES[kind](self, payload)
         # A store whose clock was set back must not make an older key look younger than a newer one.
         time = max(int(1000 * now), self._applied.time)
-        record = Record(kind, self.position, self.epoch, time, key, payload, answer, digest, row)
+        record = Record(kind, self.position, self.fence.epoch, time, key, payload, answer, digest, row)
         self._add(record)
         return record
 
@@ -305,11 +306,10 @@ class LiveStream:
         answers = record.answers
         self.position += len(answers)
         self._applied.add(record)
-        if record.request_kind is not Kind.OBSERVE:
-            return
-        unknown = [not answer[0] & KNOWN for answer in answers]
-        begun = self._latest.add(unknown, [reason_of(answer) for answer in answers], self._observed)
-        self._warnings += [(record.position + row, warning) for row, warning in begun]
+        if record.request_kind is Kind.OBSERVE:
+            unknown = [not answer[0] & KNOWN for answer in answers]
+            for row, warning in self._latest.add(unknown, [reason_of(answer) for answer in answers], self._observed):
+                self._warnings.append((record.position + row, warning))
 
     def peek(self, payload: bytes) -> bytes:
         """What an observe would answer; nothing changes."""
@@ -428,18 +428,18 @@ class LiveStream:
 
     def _observe(self, payload: bytes) -> bytes:
         decision = self.engine.observe(_feature(payload))
-        with _no_rejection():
-            self._observed = self.engine.latest[None]
-            joined = None
+        with _NO_REJECTION:
+            feature = self.engine.latest
+            self._observed, joined = feature[None], None
             if self.samples is not None:
-                joined = self.samples.add(self.position, self.engine.latest, decision)
+                joined = self.samples.add(self.position, feature, decision)
             if self.guard is not None:
-                self._obey(self.guard.watch(self.engine.latest, decision, self.engine, self.position))
+                self._obey(self.guard.watch(feature, decision, self.engine, self.position))
             return pack_decision(decision, joined)
 
     def _observe_rows(self, payload: bytes) -> bytes:
         unit = check_features(_feature(payload).reshape(-1, self.engine.dimension), self.engine.dimension)
-        with _no_rejection():
+        with _NO_REJECTION:
             answers: list[bytes] = []
             while len(answers) < len(unit):
                 first = len(answers)
@@ -583,13 +583,18 @@ def unpack_class(payload: bytes, dimension: int) -> tuple[NDArray[np.float32], s
         raise InputError(f"the prototype of a class must have {dimension} numbers") from None
 
 
-@contextmanager
-def _no_rejection() -> Iterator[None]:
-    """Raise no ProtoDCSError: callers take it for a rejected request that changed nothing."""
-    try:
-        yield
-    except ProtoDCSError as problem:
-        raise RuntimeError(f"a sample was learned, and then an error occurred: {problem}") from problem
+class _NoRejection:
+    """Raises no ProtoDCSError: callers take it for a rejected request that changed nothing."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, problem: BaseException | None, _: object) -> None:
+        if isinstance(problem, ProtoDCSError):
+            raise RuntimeError(f"a sample was learned, and then an error occurred: {problem}") from problem
+
+
+_NO_REJECTION = _NoRejection()
 
 
 def _feature(payload: bytes) -> NDArray[np.float32]:

@@ -33,10 +33,15 @@ class Summary(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the summary as bytes."""
-        rates = (math.nan if rate is None else rate for rate in (self.unknown_rate, self.usual_unknown_rate))
-        guard = 0 if self.guard_reason is None else 1 + NAMES.index(self.guard_reason)
-        warning = 0 if self.warning is None else 1 + WARNINGS.index(self.warning)
-        return _SUMMARY.pack(self.last_seen or 0.0, self.frozen, *rates, guard, warning)
+        last_seen, frozen, latest, usual, guard, warning = self
+        return _SUMMARY.pack(
+            last_seen or 0.0,
+            frozen,
+            math.nan if latest is None else latest,
+            math.nan if usual is None else usual,
+            0 if guard is None else 1 + NAMES.index(guard),
+            0 if warning is None else 1 + WARNINGS.index(warning),
+        )
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:

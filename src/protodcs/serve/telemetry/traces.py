@@ -22,6 +22,8 @@ from ..messages import Request
 
 _tracer = trace.get_tracer("protodcs")
 _form = TraceContextTextMapPropagator()
+# In place of a span that nobody records.
+_NOT_RECORDED = nullcontext(INVALID_SPAN)
 
 
 def start(hook: str | None) -> None:
@@ -39,7 +41,7 @@ def start(hook: str | None) -> None:
 def request_span(scope: Scope, request_id: str) -> AbstractContextManager[Span]:
     """The span of an HTTP request, below the caller's own if its headers name one."""
     if not _is_recorded():
-        return nullcontext(INVALID_SPAN)
+        return _NOT_RECORDED
     parent, about = _form.extract(Headers(scope=scope)), {"request.id": request_id}
     return _tracer.start_as_current_span("request", parent, kind=SpanKind.SERVER, attributes=about)
 
@@ -58,7 +60,7 @@ def _is_sdk_set_up(_: int) -> bool:
 def span(name: str) -> AbstractContextManager[Span]:
     """A span below the present one."""
     if not _is_recorded():
-        return nullcontext(INVALID_SPAN)
+        return _NOT_RECORDED
     return _tracer.start_as_current_span(name)
 
 
@@ -98,10 +100,10 @@ def marked(requests: list[Request]) -> list[Request]:
     return [request._replace(trace=word) for request in requests] if word else requests
 
 
-def shared_span(name: str, words: Sequence[str], **about: int) -> AbstractContextManager[Span | None]:
+def shared_span(name: str, words: Sequence[str], **about: int) -> AbstractContextManager[Span]:
     """The span of work for several spans at once: below the first of them, linked to the others; none for none."""
     if not words:
-        return nullcontext()
+        return _NOT_RECORDED
     first, *others = [_context(word) for word in dict.fromkeys(words)]
     links = [Link(trace.get_current_span(other).get_span_context()) for other in others]
     return _tracer.start_as_current_span(name, first, links=links, attributes=about)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from zlib import crc32
 
 from ...errors import StoreError
@@ -81,7 +81,7 @@ class Changes:
                 if request.if_match and live.etag not in request.if_match:
                     raise PreconditionError(f"The ETag of the state is {live.etag}. Read the state again.")
                 change = partial(live.change, kind, request.key, payload, self._lease.now(), digest)
-                with loaded.changing():
+                with loaded.changing:
                     record = await self._computing.run(loaded, change, long=kind in _LONG)
                 roll_backs = [] if back_to is None else [(back_to, record.position)]
                 long_journal = self.put(request.stream, loaded, record.position, [record], roll_backs=roll_backs)
@@ -120,6 +120,7 @@ class Changes:
         return True
 
 
+@lru_cache(maxsize=10_000)
 def _longest_journal(stream: str, records: int) -> int:
     """Return after how many records a snapshot of a stream is due: up to a quarter fewer than `records`.
 

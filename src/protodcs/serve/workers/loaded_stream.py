@@ -2,8 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +13,22 @@ from ..stream.live_stream import LiveStream
 
 # A stream whose slowest step, or a step on average, may take longer is computed in a thread. Nanoseconds, estimated.
 _SLOW_STEP, _SLOW_MEAN_STEP = 100e6, 2e6
+
+
+class _Changing:
+    """Has a stream loaded again from the store if a change is interrupted, or fails after it has begun."""
+
+    def __init__(self, journal: Journal):
+        self._journal = journal
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, problem: BaseException | None, _: object) -> None:
+        # A ProtoDCSError rejects a change before it begins. After another one the engine may be inconsistent, and it is
+        # ahead of its journal.
+        if problem is not None and not isinstance(problem, ProtoDCSError):
+            self._journal.fail(StoreError("the stream was interrupted while it learned"))
 
 
 @dataclass(slots=True)
@@ -35,6 +49,7 @@ class LoadedStream:
             of rows small, because small groups take longer.
         in_use: held while `live` is read or changed, because that may happen in a thread.
         notice_maker: finds what webhooks tell of the stream.
+        changing: what changes of `live` are made in.
     """
 
     live: LiveStream
@@ -48,25 +63,14 @@ class LoadedStream:
     row_seconds: float = 0.001
     in_use: asyncio.Lock = field(default_factory=asyncio.Lock)
     notice_maker: NoticeMaker = field(init=False)
+    changing: _Changing = field(init=False)
     # Whether it is slow with this config and so many classes.
     _slow: tuple[Any, int, bool] | None = None
 
     def __post_init__(self) -> None:
         self.snapshot_end = self.live.covered
         self.notice_maker = NoticeMaker(self.live.warnings)
-
-    @contextmanager
-    def changing(self) -> Iterator[None]:
-        """Have the stream loaded again from the store if a change is interrupted, or fails after it has begun."""
-        try:
-            yield
-        except ProtoDCSError:
-            # The change was rejected: nothing has changed.
-            raise
-        except BaseException:
-            # The engine may be inconsistent, and is ahead of its journal.
-            self.journal.fail(StoreError("the stream was interrupted while it learned"))
-            raise
+        self.changing = _Changing(self.journal)
 
     @property
     def unsnapshotted_records(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import Request
 from pydantic import ValidationError
-from starlette.datastructures import QueryParams, UploadFile
+from starlette.datastructures import UploadFile
 
 from ....errors import InputError
 from ...access.authentication import scoped_id
@@ -25,19 +25,20 @@ from ..json_parsing import parse_json
 from .schemas import ROW, Features
 
 _MAX_IMAGES = 256
-_NO_QUERY = QueryParams()
 
 
 async def decide(http: Request, stream: str, action: str) -> list[Reply]:
     """Return the replies to the features or images of a request, in order."""
-    services: Services = http.app.state.services
-    given, scoped = header(http.scope, b"idempotency-key"), scoped_id(http, stream)
+    scope = http.scope
+    services: Services = scope["app"].state.services
+    given, scoped = header(scope, b"idempotency-key"), scoped_id(http, stream)
     key = new_id() if given is None else checked_key(given)
-    media_type = (header(http.scope, b"content-type") or "").partition(";")[0].strip().lower()
-    query = http.query_params if http.scope["query_string"] else _NO_QUERY
-    image_refs: list[str | None] = [*query.getlist("image_ref")]
+    media_type, count = (header(scope, b"content-type") or "").partition(";")[0].strip().lower(), "1"
+    image_refs: list[str | None] = []
+    if scope["query_string"]:
+        count, image_refs = http.query_params.get("count", "1"), [*http.query_params.getlist("image_ref")]
     if media_type in RAW:
-        features = from_bytes(await _body(http), query.get("count", "1"), RAW[media_type])
+        features = from_bytes(await _body(http), count, RAW[media_type])
     elif media_type == "application/json":
         features, given_refs = await _from_json(http)
         image_refs = image_refs or given_refs or []

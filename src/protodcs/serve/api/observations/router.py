@@ -25,14 +25,14 @@ router = APIRouter(tags=["observations"], route_class=JsonRoute, responses=probl
 @requires("observe", "observe")
 async def observe(stream: StreamPath, http: Request) -> Response:
     """Decide on features or images, and learn from them."""
-    return _decisions(await decide(http, stream, Action.OBSERVE))
+    return _DecisionsResponse(await decide(http, stream, Action.OBSERVE))
 
 
 @router.post("/v1/streams/{stream}/peek", response_model=DecisionList, openapi_extra=SAMPLES)
 @requires("observe", "peek")
 async def peek(stream: StreamPath, http: Request) -> Response:
     """Return what observe would return. Nothing changes."""
-    return _decisions(await decide(http, stream, Action.PEEK))
+    return _DecisionsResponse(await decide(http, stream, Action.PEEK))
 
 
 @router.post(
@@ -76,8 +76,13 @@ async def explain_decision(stream: StreamPath, position: PositionPath, context: 
     return Explanation.model_validate(reply.facts)
 
 
-def _decisions(replies: list[Reply]) -> Response:
-    body = to_json({"decisions": [described(reply) for reply in replies]})
-    # A request is a replay if it was applied in full before.
-    headers = {"Idempotent-Replayed": "true"} if all(reply.repeated for reply in replies) else None
-    return Response(body, headers=headers, media_type="application/json")
+class _DecisionsResponse(Response):
+    """Decisions as JSON. To take headers as they are takes a fraction of the time of the base class."""
+
+    def __init__(self, replies: list[Reply]):
+        self.status_code, self.background = 200, None
+        self.body = to_json({"decisions": [described(reply) for reply in replies]})
+        self.raw_headers = [(b"content-length", b"%d" % len(self.body)), (b"content-type", b"application/json")]
+        # A request is a replay if it was applied in full before.
+        if all(reply.repeated for reply in replies):
+            self.raw_headers.append((b"idempotent-replayed", b"true"))
