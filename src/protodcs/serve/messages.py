@@ -110,10 +110,9 @@ class ReplyStatus(Enum):
     MOVED = "moved"
     LATER = "later"
 
-    @property
-    def final(self) -> bool:
-        """Whether asking again would change nothing."""
-        return self not in (ReplyStatus.HELD, ReplyStatus.MOVED, ReplyStatus.LATER)
+    def __init__(self, value: str):
+        # Whether asking again would change nothing.
+        self.final = value not in ("held", "moved", "later")
 
 
 class Reply(NamedTuple):

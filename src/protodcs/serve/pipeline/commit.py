@@ -55,7 +55,8 @@ class Journal:
     def when_settled(self, call: Callable[[], None]) -> None:
         """Have `call` called as soon as all records that were put so far are durable, or one of them failed."""
         self._waiting.append((self.queued, call))
-        self._call_back()
+        if not self.is_behind:
+            self._call_back()
 
     def add_durable(self) -> None:
         """Take note that the oldest records that were not durable are."""
@@ -232,5 +233,5 @@ class GroupCommit:
 def size_of(write: Write) -> int:
     """Return the bytes of a write."""
     if isinstance(write, Batch):
-        return write.size + sum(len(entry.thumbnail) for entry in write.log)
+        return write.size + sum([len(entry.thumbnail) for entry in write.log])
     return len(write.snapshot)

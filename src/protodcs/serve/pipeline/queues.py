@@ -89,7 +89,9 @@ class _Call:
     def take(self, replies: list[Reply]) -> Reply | None:
         """Take replies to the first requests. Return the first that is not final; the requests from there on stay."""
         assert self.requests is not None
-        final = next((place for place, reply in enumerate(replies) if not reply.status.final), len(replies))
+        final = 0
+        while final < len(replies) and replies[final].status.final:
+            final += 1
         self.replies += replies[:final]
         self.requests = self.requests[final:]
         self.sent -= final
@@ -129,13 +131,13 @@ class Queues:
         (reply,) = await self.ask_many([request])
         return reply
 
-    async def ask_many(self, requests: list[Request]) -> list[Reply]:
+    def ask_many(self, requests: list[Request]) -> Awaitable[list[Reply]]:
         """Return the final replies to requests on one stream, in their order."""
-        return await self._ask(requests, requests[0].stream)
+        return self._ask(requests, requests[0].stream)
 
-    async def ask_at_once(self, requests: list[Request]) -> list[Reply]:
+    def ask_at_once(self, requests: list[Request]) -> Awaitable[list[Reply]]:
         """Return the final replies to questions on one stream; they do not wait for requests that came before them."""
-        return await self._ask(requests, object())
+        return self._ask(requests, object())
 
     async def _ask(self, requests: list[Request], name: object) -> list[Reply]:
         call = self._enter(requests[0].stream, name, len(requests), traces.marked(requests))
@@ -232,14 +234,14 @@ class Queues:
 
     def _send_next(self, queue: _StreamQueue) -> None:
         """Send the next requests of a queue, unless they have to wait for those in flight."""
-        in_flight = queue.in_flight
+        calls, in_flight = queue.calls, queue.in_flight
         if queue.failed or len(in_flight) == _MAX_IN_FLIGHT or (in_flight and not in_flight[-1].group.is_computed):
             return
-        while queue.calls and queue.calls[0].future.done():
-            queue.calls.popleft()
-        if not (queue.calls or in_flight):
+        while calls and calls[0].future.done():
+            calls.popleft()
+        if not calls:
             # Somebody who was answered late may still hold a queue that was deleted and created again.
-            if self._queues.get(queue.name) is queue:
+            if not in_flight and self._queues.get(queue.name) is queue:
                 del self._queues[queue.name]
             return
         if not queue.has_unsent:

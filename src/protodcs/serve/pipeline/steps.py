@@ -147,7 +147,7 @@ class Steps:
 def _rows(requests: list[Request], at: int, most: int) -> list[Request]:
     """Return the request at a place, with some of the next ones if all are rows of one observe."""
     first, rows = requests[at], [requests[at]]
-    if first.action != Action.OBSERVE or not first.digest:
+    if at + 1 == len(requests) or first.action != Action.OBSERVE or not first.digest:
         return rows
     for request in requests[at + 1 : at + most]:
         same = request.key == first.key and request.action == first.action and request.digest == first.digest

@@ -308,9 +308,10 @@ class Feeds:
 
     def committed(self, stream: str, position: int) -> None:
         """Note that records of a stream from a position on are durable."""
-        if stream in self._feeds:
-            self._feeds[stream].committed(position)
-        elif self.tenant_subscribers(stream):
+        feed = self._feeds.get(stream)
+        if feed is not None:
+            feed.committed(position)
+        elif self._tenants and self.tenant_subscribers(stream):
             self._feeds[stream] = _Feed(self, stream, Cursor(position - 1, _LAST))
 
     def ended(self, stream: str) -> None:
