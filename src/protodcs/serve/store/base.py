@@ -376,7 +376,7 @@ class Store:
         await tx.run("DELETE FROM streams WHERE number = ?", number)
         for table in ("specs", "snapshots", "request_keys", "saved", "uses", "notices"):
             await tx.run(f"DELETE FROM {table} WHERE stream = ?", number)
-        await tx.run("DELETE FROM records WHERE key >= ? AND key < ?", known.key(known.start), known.key(known.finish))
+        await tx.run("DELETE FROM records WHERE key >= ? AND key < ?", known.key(0), known.key(known.finish))
         # The log may be long, so it is deleted in portions.
         await tx.run("INSERT INTO log_deleted VALUES (?)", number)
         await tx.run("UPDATE deleted SET epoch = ?1 WHERE epoch < ?1", fence.epoch + 1)
@@ -597,7 +597,7 @@ class Store:
         await tx.run(f"DELETE FROM {dropped_keys}", known.number, *checkpoint.kept_keys)
         if checkpoint.keys:
             await tx.run("INSERT INTO request_keys VALUES (?, ?, ?)", known.number, position, checkpoint.keys)
-        await tx.run("DELETE FROM records WHERE key >= ? AND key < ?", known.key(known.start), known.key(position))
+        await self._delete_records(tx, known.key(known.start), known.key(position))
         await tx.run(
             "UPDATE streams SET start = ?, covered_by = epoch, state_bytes = state_bytes + ?, journal_bytes = ? "
             "WHERE number = ?",
@@ -607,6 +607,10 @@ class Store:
         return known._replace(
             start=position, covered_by=known.epoch, state_bytes=known.state_bytes + grown, journal_bytes=left
         )
+
+    async def _delete_records(self, tx: Transaction, first: int, end: int) -> None:
+        """Delete the records between two keys, at once or soon. Nobody reads them any more."""
+        await tx.run("DELETE FROM records WHERE key >= ? AND key < ?", first, end)
 
     # Saved snapshots and shared blobs.
 

@@ -16,7 +16,7 @@ from .commit_marks import CommitMarks
 from .inspection import DATABASE
 from .months import month_of
 from .schema import LAYOUT, SQLITE, USAGE
-from .sqlite import SqliteStore, new_folder
+from .sqlite import SqliteStore, new_folder, prepare_new
 from .transaction import Rows, to_bytes
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ async def _to_sqlite(address: str, numbers: tuple[int, ...]) -> AsyncIterator[Wr
     """Yield what writes rows of tables to a new folder."""
     with new_folder(Path(address.removeprefix("sqlite:"))) as draft:
         with closing(sqlite3.connect(draft / DATABASE, isolation_level=None)) as database:
-            database.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            prepare_new(database)
             database.executescript(f"BEGIN; {SQLITE}")
 
             async def write(table: str, rows: Rows) -> None:

@@ -12,6 +12,7 @@ import shutil
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -27,7 +28,7 @@ from .inspection import DATABASE, WAL, connect_read_only, count_commits, refuse_
 from .reserve import RESERVE, Reserve
 from .schema import LAYOUT, LEASES, SQLITE
 from .transaction import Rows, Rule, Transaction, add_to_usage
-from .values import Totals
+from .values import AcquiredStream, Fence, Totals
 
 T = TypeVar("T")
 
@@ -35,12 +36,18 @@ T = TypeVar("T")
 _STATEMENTS: Final = 512
 # Rows that one statement gets.
 _ROWS_AT_ONCE: Final = 64
-_PAGE_BYTES: Final = 4096
-# Unused pages go back to the disk if there are so many, and such a share of the database: a log that is trimmed all the
-# time uses them again. So many go at once, because observes wait meanwhile.
-_MIN_UNUSED: Final = 256
+# Half of SQLite's default. A record of 512 numbers would fill a page of 4 kB by more than half. Then each page has one
+# row, and its deletion writes the pages beside it again: three times as much as with this size.
+_PAGE_BYTES: Final = 2048
+# Records that a snapshot covers are deleted in portions, because observes wait meanwhile: so many in each transaction.
+_RECORDS_AT_ONCE: Final = 64
+# Unused pages go back to the disk if there are so many, and such a share of the database. So many go at once, because
+# observes wait meanwhile.
+_MIN_UNUSED: Final = 512
 _MIN_UNUSED_SHARE: Final = 0.25
-_PAGES_AT_ONCE: Final = 500
+_PAGES_AT_ONCE: Final = 1000
+# Journals and logs that are trimmed use pages again. So only those go back that were unused at so many trims in a row.
+_TRIMS: Final = 120
 # How often that is done in a row to get the reserve back.
 _VACUUMS_AT_ONCE: Final = 10
 # Free bytes with which writes should work again.
@@ -53,6 +60,9 @@ class _Transaction(Transaction):
     def __init__(self, database: sqlite3.Connection):
         super().__init__()
         self._database = database
+        # Pairs of keys between which records may be deleted when it is durable, and where its own deletion ended.
+        self.covered: list[tuple[int, int]] = []
+        self.deleted_until: int | None = None
 
     async def rows_of_all(self, *statements: tuple[Any, ...]) -> list[Rows]:
         return [self._database.execute(statement, values).fetchall() for statement, *values in statements]
@@ -141,6 +151,11 @@ class SqliteStore(Store):
             os.close(self._lock)
             raise
         self._wal_has_deleted = False
+        # Pairs of keys between which records are to be deleted.
+        self._covered: deque[tuple[int, int]] = deque()
+        # Whether streams or logs were deleted since unused pages went back to the disk, and how many were unused since.
+        self._has_deleted = False
+        self._unused: list[int] = []
         # Pages of the log are read beside the writes, in a thread and with a connection of their own.
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="log reader")
         self._reader: sqlite3.Connection | None = None
@@ -153,6 +168,11 @@ class SqliteStore(Store):
         disk = shutil.disk_usage(self.folder)
         found = await super().totals()
         return found._replace(file_bytes=files, free_bytes=disk.free, disk_bytes=disk.total)
+
+    async def delete(self, stream: str, fence: Fence) -> None:
+        """Forget a stream, as every store does. Its space goes back to the disk when logs are trimmed."""
+        await super().delete(stream, fence)
+        self._has_deleted = True
 
     # The decision log.
 
@@ -168,6 +188,7 @@ class SqliteStore(Store):
 
         deleted = await super()._delete_for_good(delete_and_overwrite)
         if deleted:
+            self._has_deleted = True
             await self._clear_wal()
         return deleted
 
@@ -183,10 +204,10 @@ class SqliteStore(Store):
         Space that is not used any more goes back to the disk, also that of deleted streams.
         """
         await super().trim_log(limits, now)
-        shrunk = False
-        while await self._in_thread(self._vacuum):
-            shrunk = True
-        if shrunk:
+        spare = await self._in_thread(self._spare_pages)
+        if spare:
+            while spare > 0 and await self._in_thread(self._vacuum):
+                spare -= _PAGES_AT_ONCE
             await self._clear_wal()
         await self._in_thread(self._note_space)
 
@@ -321,12 +342,25 @@ class SqliteStore(Store):
         )
         return unused, pages
 
+    def _spare_pages(self) -> int:
+        """Return how many unused pages nobody needs: those of deleted streams and logs, or those unused for long."""
+        unused, _ = self._pages()
+        self._unused.append(unused)
+        if not self._has_deleted and len(self._unused) < _TRIMS:
+            return 0
+        spare = unused if self._has_deleted else min(self._unused)
+        self._has_deleted = False
+        self._unused.clear()
+        return spare
+
     def _vacuum(self) -> bool:
         """Give some unused pages back to the disk, if there are many. Return whether it did."""
         unused, pages = self._pages()
         if unused < _MIN_UNUSED or unused < _MIN_UNUSED_SHARE * pages:
             return False
-        self._database.execute(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})").fetchall()
+        # Each call gives one page back, whatever number it names: Python takes one step of a statement without columns.
+        for _ in range(min(_PAGES_AT_ONCE, unused)):
+            self._database.execute("PRAGMA incremental_vacuum(1)")
         return True
 
     def _free_bytes(self) -> int:
@@ -359,6 +393,7 @@ class SqliteStore(Store):
             if changes:
                 number += 1
                 _result(lambda tx: add_to_usage(tx, 0), tx)
+                self._delete_covered(tx)
                 self._database.execute("UPDATE commits SET number = ?", (number,))
             self._database.execute("COMMIT")
             if number != self._commits:
@@ -366,6 +401,11 @@ class SqliteStore(Store):
                     self._is_full = False
                 self._commits = number
                 self._marks.write(Mark(number, tx.ends))
+            if tx.deleted_until is not None:
+                _, end = self._covered.popleft()
+                if tx.deleted_until < end:
+                    self._covered.appendleft((tx.deleted_until, end))
+            self._covered.extend(tx.covered)
         except BaseException as problem:
             with suppress(sqlite3.Error):
                 self._database.execute("ROLLBACK")
@@ -375,6 +415,29 @@ class SqliteStore(Store):
                 self.failure.set_result(self._as_error(problem))
             raise
         return outcomes
+
+    async def _acquire(self, tx: Transaction, stream: str, *more: Any) -> AcquiredStream:
+        held = await super()._acquire(tx, stream, *more)
+        # A killed process may have left some behind.
+        await self._delete_records(tx, self._rows[stream].key(0), self._rows[stream].key(held.start))
+        return held
+
+    async def _delete_records(self, tx: Transaction, first: int, end: int) -> None:
+        assert isinstance(tx, _Transaction)
+        tx.covered.append((first, end))
+
+    def _delete_covered(self, tx: _Transaction) -> None:
+        """Delete a portion of the records that snapshots of earlier transactions cover."""
+        if not self._covered:
+            return
+        first, end = self._covered[0]
+        chosen = "FROM records WHERE key >= ? AND key < ?"
+        next_key = self._database.execute(
+            f"SELECT key {chosen} ORDER BY key LIMIT 1 OFFSET ?", (first, end, _RECORDS_AT_ONCE)
+        ).fetchone()
+        middle = end if next_key is None else next_key[0]
+        self._database.execute(f"DELETE {chosen}", (first, middle))
+        tx.deleted_until = middle
 
     @property
     def _place(self) -> str:
@@ -438,8 +501,7 @@ def _open(folder: Path) -> sqlite3.Connection:
         folder / DATABASE, isolation_level=None, check_same_thread=False, cached_statements=_STATEMENTS
     )
     try:
-        # It has an effect on a new database only.
-        database.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        prepare_new(database)
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         if count_commits(database, folder) is None:
@@ -458,6 +520,12 @@ def _open(folder: Path) -> sqlite3.Connection:
         database.close()
         raise
     return database
+
+
+def prepare_new(database: sqlite3.Connection) -> None:
+    """Set how a database stores its pages. This has an effect on a new one only."""
+    database.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+    database.execute("PRAGMA auto_vacuum = INCREMENTAL")
 
 
 def _open_marks(folder: Path, commits: int) -> CommitMarks:

@@ -158,11 +158,13 @@ class IdempotencyCache:
         while self._answers and self._start < first:
             self._answers.popleft()
             self._start += 1
-        while self._entries:
-            key, entry = next(iter(self._entries.items()))
+        expired: list[bytes] = []
+        for key, entry in self._entries.items():
             *_, age = _ENTRY.unpack_from(entry)
             if _end(entry) > end - self._limits.entries or self._age - age <= self._seconds:
                 break
+            expired.append(key)
+        for key in expired:
             del self._entries[key]
 
     @property
