@@ -81,7 +81,7 @@ class Rig:
     def held(self):
         """Return everything that requests in progress hold."""
         queues = self.service.queues
-        (limits,) = [one.kwargs["limits"] for one in self.service.api.user_middleware if "limits" in one.kwargs]
+        limits = self.service.api.state.services.limits
         return {
             "in progress": limits.in_progress.total(),
             "body bytes": limits.held,

@@ -14,8 +14,8 @@ import pytest
 from memory_store import stored_ids
 from power_loss import PowerLoss
 from protodcs.errors import FencedError, InputError, StoreError
-from protodcs.serve.log.entries import LogQuery
-from protodcs.serve.store import base
+from protodcs.serve.log.entries import LogLimits, LogQuery
+from protodcs.serve.store import base, sqlite
 from protodcs.serve.store.sqlite import DATABASE, SqliteStore, back_up
 from protodcs.serve.store.values import Batch, Checkpoint
 
@@ -124,6 +124,107 @@ async def test_a_stream_that_has_lost_records_fails_alone_and_does_not_end_the_s
     assert not store.failure.done()
     assert await store.acquire("other", "w", "1") is not None
     await store.close()
+
+
+async def rows_of(store):
+    """Return how many rows the journals of all streams have, with those that are to be deleted."""
+    return (await store._ask("SELECT count(*) FROM records"))[0][0]
+
+
+async def append(store, fence, count, position=0, stream="s"):
+    """Append records, a commit each."""
+    for at in range(position, position + count):
+        assert await store.commit([Batch(stream, fence, at, [b"%d" % at])]) == [None]
+
+
+def snapshot_of(count):
+    """Return a snapshot that covers so many records, as `records_of` reads it."""
+    return b" ".join(b"%d" % at for at in range(count))
+
+
+async def test_records_that_a_snapshot_covers_are_deleted_in_portions(tmp_path, monkeypatch):
+    monkeypatch.setattr(sqlite, "_RECORDS_AT_ONCE", 10)
+    store = SqliteStore(tmp_path)
+    fence = await created(store)
+    await store.commit([Batch("s", fence, 0, [b"%d" % at for at in range(35)])])
+    assert await store.commit([Checkpoint("s", fence, 30, snapshot_of(30))]) == [None]
+    left = []
+    for at in range(35, 40):
+        left.append(await rows_of(store))
+        await append(store, fence, 1, at)
+    # Each commit deletes ten of the thirty covered ones, and adds one.
+    assert left == [35, 26, 17, 8, 9]
+    assert await records_of(store) == {"s": [b"%d" % at for at in range(40)]}
+    await store.close()
+
+
+async def test_covered_records_that_a_killed_process_left_are_deleted_by_the_next_one(tmp_path):
+    store = SqliteStore(tmp_path)
+    fence = await created(store)
+    await append(store, fence, 200)
+    assert await store.commit([Checkpoint("s", fence, 200, snapshot_of(200))]) == [None]
+    assert await rows_of(store) == 200
+    await store.close()
+    store = SqliteStore(tmp_path)
+    fence = (await store.acquire("s", "me", "2")).fence
+    await append(store, fence, 5, 200)
+    assert await rows_of(store) == 5
+    await store.close()
+    assert await content_of(tmp_path) == {"s": [b"%d" % at for at in range(205)]}
+
+
+async def test_a_snapshot_that_is_not_written_deletes_no_records(tmp_path):
+    store = SqliteStore(tmp_path)
+    fence = await created(store)
+    await append(store, fence, 20)
+    bad = Batch("s", fence, 20, ["a record must be bytes"])
+    with pytest.raises(StoreError):
+        await store.commit([Checkpoint("s", fence, 20, snapshot_of(20)), bad])
+    await append(store, fence, 3, 20)
+    assert await rows_of(store) == 23
+    await store.close()
+    assert await content_of(tmp_path) == {"s": [b"%d" % at for at in range(23)]}
+
+
+async def test_pages_that_journals_use_again_stay_and_those_unused_for_long_go_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(sqlite, "_TRIMS", 5)
+    store, limits = SqliteStore(tmp_path), LogLimits(1e9, 10**9, 1 << 40)
+
+    async def size_after_trim():
+        await store.trim_log(limits, None)
+        return (await store._in_thread(store._pages))[1]
+
+    fence, at = await created(store), 0
+    for _ in range(6):
+        for _ in range(10):
+            assert await store.commit([Batch("s", fence, at, [bytes(5000)] * 50)]) == [None]
+            at += 50
+        assert await store.commit([Checkpoint("s", fence, at, b"")]) == [None]
+        grown = await size_after_trim()
+    assert grown > 1000
+    while store._covered:
+        assert await store.commit([Batch("s", fence, at, [b"0"])]) == [None]
+        at += 1
+    sizes = [await size_after_trim() for _ in range(12)]
+    assert sizes[0] == grown
+    assert sizes[-1] < grown / 2
+    await store.close()
+
+
+async def test_the_write_ahead_log_is_copied_beside_the_writes_and_stays_short(tmp_path):
+    store = SqliteStore(tmp_path)
+    fence = await created(store)
+    database, wal = tmp_path / DATABASE, tmp_path / f"{DATABASE}-wal"
+    for at in range(0, 20_000, 50):
+        assert await store.commit([Batch("s", fence, at, [bytes(4000)] * 50)]) == [None]
+    # 80 MB were written.
+    assert wal.stat().st_size < 50_000_000
+    while database.stat().st_size < 70_000_000:
+        await asyncio.sleep(0.05)
+        at += 50
+        await store.commit([Batch("s", fence, at, [b"0"] * 50)])
+    await store.close()
+    assert not wal.exists()
 
 
 async def test_a_blob_that_no_stream_uses_is_gone_when_the_store_is_opened_again(tmp_path):

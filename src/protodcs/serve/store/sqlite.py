@@ -29,6 +29,7 @@ from .reserve import RESERVE, Reserve
 from .schema import LAYOUT, LEASES, SQLITE
 from .transaction import Rows, Rule, Transaction, add_to_usage
 from .values import AcquiredStream, Fence, Totals
+from .wal_copier import WalCopier
 
 T = TypeVar("T")
 
@@ -144,6 +145,7 @@ class SqliteStore(Store):
             self._commits = count_commits(self._database, self.folder) or 0
             self._marks = _open_marks(self.folder, self._commits)
             self._reserve.restore()
+            self._wal = WalCopier(_connect(self.folder))
         except (sqlite3.Error, OSError) as problem:
             os.close(self._lock)
             raise self._as_error(problem) from problem
@@ -274,6 +276,9 @@ class SqliteStore(Store):
                 self._empty_wal()
                 self._note_space()
             self._work([job for job in jobs if job.result.set_running_or_notify_cancel()])
+            if self._wal.is_behind:
+                self._wal.catch_up()
+        self._wal.close()
         self._database.close()
         self._marks.close()
         os.close(self._lock)
@@ -332,7 +337,7 @@ class SqliteStore(Store):
 
     def _empty_wal(self) -> None:
         """Copy the write-ahead log to the database and empty it, unless somebody reads from it."""
-        with suppress(sqlite3.Error):
+        with self._wal.paused(), suppress(sqlite3.Error):
             self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _pages(self) -> tuple[int, int]:
@@ -400,6 +405,7 @@ class SqliteStore(Store):
                 if not all(job.may_use_reserve for job in jobs):
                     self._is_full = False
                 self._commits = number
+                self._wal.committed(changes)
                 self._marks.write(Mark(number, tx.ends))
             if tx.deleted_until is not None:
                 _, end = self._covered.popleft()
@@ -496,14 +502,20 @@ def new_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _open(folder: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(
+def _connect(folder: Path) -> sqlite3.Connection:
+    return sqlite3.connect(
         folder / DATABASE, isolation_level=None, check_same_thread=False, cached_statements=_STATEMENTS
     )
+
+
+def _open(folder: Path) -> sqlite3.Connection:
+    database = _connect(folder)
     try:
         prepare_new(database)
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
+        # `WalCopier` does that.
+        database.execute("PRAGMA wal_autocheckpoint = 0")
         if count_commits(database, folder) is None:
             # Before the tables: a database that has tables and no marks has lost them.
             CommitMarks.create(folder).close()
@@ -555,7 +567,7 @@ def _add_functions(database: sqlite3.Connection) -> None:
 
 
 def _open_reader(folder: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(folder / DATABASE, isolation_level=None, check_same_thread=False)
+    database = _connect(folder)
     database.execute("PRAGMA query_only = ON")
     return database
 
