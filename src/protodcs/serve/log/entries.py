@@ -19,6 +19,7 @@ OUTCOMES: Final[tuple[tuple[Outcome, bool], ...]] = (
     ("unknown", False),
     ("unsure", False),
 )
+_CODES: Final = {outcome: code for code, outcome in enumerate(OUTCOMES)}
 MAX_IMAGE_REF: Final = 500
 _FIELDS: Final = tuple(field.name for field in fields(LoggedDecision))
 
@@ -67,7 +68,7 @@ class LogEntry(NamedTuple):
     @property
     def outcome_code(self) -> int:
         """The place of the outcome in `OUTCOMES`."""
-        return OUTCOMES.index((self.outcome, self.known))
+        return _CODES[self.outcome, self.known]
 
     def pack(self) -> bytes:
         """Return the entry as bytes, without its position, its thumbnail and whether it was rolled back."""

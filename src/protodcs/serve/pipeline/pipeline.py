@@ -141,8 +141,8 @@ class Pipeline:
     def _take(self, group: Group, loaded: LoadedStream, first: int, served: Served) -> None:
         """Take what a slice did that began at the position `first`, and put its records into the next commit."""
         loaded.used = time.monotonic()
-        for seconds, answer in served.steps:
-            self._metrics.stepped(seconds, answer)
+        for seconds, answers in served.steps:
+            self._metrics.stepped(seconds, answers)
         events = loaded.live.events()
         group.events += events
         if served.records:

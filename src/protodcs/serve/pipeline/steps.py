@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ...errors import InputError, ProtoDCSError
 from ..log.entries import LogEntry
 from ..messages import Action, Reply, ReplyStatus, Request
-from ..stream.answers import log_entry
+from ..stream.answers import log_entries
 from ..stream.live_stream import LiveStream
 from ..stream.records import Kind, Record
 from ..workers.changes import content_digest
@@ -43,13 +43,13 @@ class Served(NamedTuple):
     Attributes:
         replies: to the first requests, one or more.
         records: for the journal, of the changes among them.
-        steps: seconds and answer of each new observe.
+        steps: seconds of a row and all answers of each new observe.
         log: entry of each new observe.
     """
 
     replies: list[Reply]
     records: list[Record]
-    steps: list[tuple[float, bytes]]
+    steps: list[tuple[float, list[bytes]]]
     log: list[LogEntry]
 
 
@@ -106,11 +106,9 @@ class Steps:
 
     def _note(self, live: LiveStream, record: Record, rows: list[Request], seconds: float, served: Served) -> None:
         """Add the times and log entries of an observe to `served`."""
-        answers, classes = record.answers, live.engine.classes
-        served.steps.extend([(seconds / len(rows), answer) for answer in answers])
+        served.steps.append((seconds / len(rows), record.answers))
         if self._logs_decisions:
-            for row, (request, answer) in enumerate(zip(rows, answers, strict=True)):
-                served.log.append(log_entry(record, row, answer, classes, request.image_ref, request.thumbnail))
+            served.log.extend(log_entries(record, rows, live.engine.classes))
 
     def _serve_one(self, live: LiveStream, request: Request, served: Served) -> Reply:
         """Serve one change or question. The record of a change is added to `served`."""

@@ -74,15 +74,18 @@ class LogTables:
         sizes: dict[tuple[int, int], list[int]] = {}
         thumbnails = []
         for stream, tenant, entries, _ in added:
-            base, total = stream << POSITION_BITS, 0
+            base, total, moment, size = stream << POSITION_BITS, 0, -1, [0, 0]
             for entry in entries:
-                key, thumbnail = base + entry.position, entry.thumbnail
+                key, thumbnail, image_ref = base + entry.position, entry.thumbnail, entry.image_ref
+                if entry.time != moment:
+                    moment = entry.time
+                    size = sizes.setdefault((stream, month_of(moment)), [0, 0])
                 rows.append(
                     (
                         key,
-                        entry.time,
+                        moment,
                         _packed_key(entry.key),
-                        entry.image_ref,
+                        image_ref,
                         entry.outcome_code,
                         self._classes[entry.nearest_class],
                         entry.p_unknown,
@@ -92,9 +95,8 @@ class LogTables:
                     )
                 )
                 if thumbnail:
-                    thumbnails.append((key, thumbnail, entry.time))
-                grown = ENTRY_BYTES + len((entry.image_ref or "").encode()) + len(thumbnail)
-                size = sizes.setdefault((stream, month_of(entry.time)), [0, 0])
+                    thumbnails.append((key, thumbnail, moment))
+                grown = ENTRY_BYTES + len(thumbnail) + (0 if image_ref is None else len(image_ref.encode()))
                 size[0] += 1
                 size[1] += grown
                 total += grown

@@ -13,7 +13,7 @@ import numpy as np
 from ...core.decision import REASONS, Decision, Decisions, outcome_name
 from ...errors import StoreError
 from ..log.entries import LogEntry
-from ..messages import Reply
+from ..messages import Reply, Request
 from .records import Record
 
 # Flags, index, sequence and the six numbers of a decision. The label of a known sample follows, or the cluster that an
@@ -137,29 +137,28 @@ def described(reply: Reply) -> dict[str, Any]:
     return response
 
 
-def log_entry(
-    record: Record, row: int, answer: bytes, classes: Sequence[str], image_ref: str | None, thumbnail: bytes
-) -> LogEntry:
-    """Return the log entry of one row of an observe; `classes` are those of the engine that decided."""
-    flags, index, p_unknown, score = _LOGGED.unpack_from(answer)
-    known = bool(flags & KNOWN)
-    return LogEntry(
-        record.position + row,
-        record.time,
-        record.key,
-        image_ref,
-        outcome_name(known, bool(flags & UNSURE)),
-        known,
-        classes[index],
-        _finite(p_unknown),
-        _finite(score),
-        reason_of(answer),
-        bool(thumbnail),
-        False,
-        thumbnail,
-    )
-
-
-def _finite(number: float) -> float | None:
-    """Return None for what JSON and SQLite cannot store."""
-    return number if math.isfinite(number) else None
+def log_entries(record: Record, requests: Sequence[Request], classes: Sequence[str]) -> list[LogEntry]:
+    """Return the log entry of each row of an observe; `classes` are those of the engine that decided."""
+    entries = []
+    for position, (request, answer) in enumerate(zip(requests, record.answers, strict=True), record.position):
+        flags, index, p_unknown, score = _LOGGED.unpack_from(answer)
+        known = bool(flags & KNOWN)
+        entries.append(
+            LogEntry(
+                position,
+                record.time,
+                record.key,
+                request.image_ref,
+                outcome_name(known, bool(flags & UNSURE)),
+                known,
+                classes[index],
+                # JSON and SQLite cannot store other numbers.
+                p_unknown if math.isfinite(p_unknown) else None,
+                score if math.isfinite(score) else None,
+                reason_of(answer),
+                bool(request.thumbnail),
+                False,
+                request.thumbnail,
+            )
+        )
+    return entries

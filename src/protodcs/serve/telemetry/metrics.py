@@ -148,11 +148,12 @@ class WorkerMetrics:
         self.reached = time.monotonic()
         self.writing: float | None = None
 
-    def stepped(self, seconds: float, answer: bytes) -> None:
-        """Count an observe that was answered."""
-        self._step.observe(seconds)
-        self._decisions[answer[0] % _FLAGS] += 1
-        self._openness.observe(openness_of(answer))
+    def stepped(self, seconds: float, answers: Sequence[bytes]) -> None:
+        """Count the rows of an observe, each of which took so long."""
+        self._step.observe(seconds, len(answers))
+        for answer in answers:
+            self._decisions[answer[0] % _FLAGS] += 1
+            self._openness.observe(openness_of(answer))
 
     def committed(self, start: float, writes: int) -> None:
         """Count a group of writes that is durable or refused by the store. It was first tried at the time `start`."""
@@ -221,10 +222,10 @@ class _Tally(Collector):
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count a value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, once or several times."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
 
     def collect(self) -> list[Metric]:
         """Return the histogram as it is now."""
