@@ -396,7 +396,7 @@ async def test_callers_that_go_away_leave_nothing_behind(seed):
 WAYS = {
     "ask": lambda router: router.ask(request(0, "acme/s")),
     "ask_many": lambda router: router.ask_many([request(0, "acme/s"), request(1, "acme/s")]),
-    "ask_at_once": lambda router: router.ask_at_once([request(0, "acme/s")]),
+    "ask_at_once": lambda router: router.ask_at_once(request(0, "acme/s")),
     "ask_when_made": lambda router: router.ask_when_made("acme/s", in_a_while(0, [request(0, "acme/s")]), 1),
 }
 

@@ -131,8 +131,7 @@ class RequestContext:
     async def ask_at_once(self, stream: str, action: str, payload: bytes = b"") -> Reply:
         """The same for a question that need not wait for the requests on the stream before it."""
         request = WorkerRequest(self.scoped(stream), action, self.key, payload)
-        (reply,) = await self.services.queues.ask_at_once([request])
-        return checked(reply)
+        return checked(await self.services.queues.ask_at_once(request))
 
     async def change(self, stream: str, action: str, payload: bytes = b"", **more: Any) -> Change:
         """Change a stream, once per idempotency key."""

@@ -131,21 +131,23 @@ class Queues:
         (reply,) = await self.ask_many([request])
         return reply
 
-    def ask_many(self, requests: list[Request]) -> Awaitable[list[Reply]]:
-        """Return the final replies to requests on one stream, in their order."""
-        return self._ask(requests, requests[0].stream)
+    async def ask_many(self, requests: list[Request], *, at_once: bool = False) -> list[Reply]:
+        """Return the final replies to requests on one stream, in their order.
 
-    def ask_at_once(self, requests: list[Request]) -> Awaitable[list[Reply]]:
-        """Return the final replies to questions on one stream; they do not wait for requests that came before them."""
-        return self._ask(requests, object())
-
-    async def _ask(self, requests: list[Request], name: object) -> list[Reply]:
-        call = self._enter(requests[0].stream, name, len(requests), traces.marked(requests))
+        With `at_once` they are questions that do not wait for requests that came before them.
+        """
+        stream = requests[0].stream
+        call = self._enter(stream, object() if at_once else stream, len(requests), traces.marked(requests))
         try:
             self._send_next(call.queue)
             return await self._wait_for_replies(call)
         finally:
             self._leave(call)
+
+    async def ask_at_once(self, request: Request) -> Reply:
+        """Return the final reply to one question, which does not wait for requests that came before it."""
+        (reply,) = await self.ask_many([request], at_once=True)
+        return reply
 
     async def ask_when_made(
         self, stream: str, make: Callable[[], Awaitable[Sequence[Request | Reply]]], count: int

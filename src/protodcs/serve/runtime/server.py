@@ -33,7 +33,6 @@ class _HeaderLimits(HttpToolsProtocol):
     """
 
     _timer: asyncio.TimerHandle | None = None
-    _header_bytes = 0
     _unread_bytes = 0
     _rejected = False
 
@@ -59,21 +58,15 @@ class _HeaderLimits(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Start a request."""
-        self._header_bytes = self._unread_bytes = 0
+        self._unread_bytes = 0
         super().on_message_begin()
 
-    def on_url(self, url: bytes) -> None:
-        """Take a part of the path."""
-        self._count(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header, or a trailer behind the body."""
-        self._count(len(name) + len(value) + _SEPARATORS)
-        super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
-        """Serve a request."""
+        """Serve a request, unless what came in one piece with its body is too large."""
+        if len(self.url) + sum([len(name) + len(value) + _SEPARATORS for name, value in self.headers]) > _MAX_HEADERS:
+            self._reject()
+            # This stops the parser.
+            raise InputError("the headers are too large")
         self._unread_bytes = 0
         super().on_headers_complete()
 
@@ -91,13 +84,6 @@ class _HeaderLimits(HttpToolsProtocol):
         """Reject a request that cannot be read."""
         if not self._rejected:
             super().send_400_response(msg)
-
-    def _count(self, size: int) -> None:
-        self._header_bytes += size
-        if self._header_bytes > _MAX_HEADERS:
-            self._reject()
-            # This stops the parser.
-            raise InputError("the headers are too large")
 
     def _reject(self) -> None:
         self._rejected = True

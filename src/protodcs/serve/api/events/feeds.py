@@ -437,7 +437,7 @@ class Feeds:
 
     async def _ask(self, stream: str, query: dict[str, Any]) -> dict[str, Any]:
         request = WorkerRequest(stream, Action.READ_EVENTS, secrets.token_hex(8), json.dumps(query).encode())
-        (reply,) = await self._queues.ask_at_once([request])
+        reply = await self._queues.ask_at_once(request)
         if reply.status is ReplyStatus.MISSING:
             raise _GoneError("stream_not_found", reply.message)
         return checked(reply).facts or {}

@@ -58,7 +58,12 @@ async def decide(http: Request, stream: str, action: str) -> list[Reply]:
             "Send application/x-float32, application/x-float16, application/json or images; given: "
             f"{media_type[:100]!r}.",
         )
-    return await decide_features(services, scoped, action, key, features, checked_refs(image_refs, len(features)))
+    digest = digest_of(*features)
+    requests = [
+        WorkerRequest(scoped, action, key, feature, digest=digest, row=row, image_ref=image_ref)
+        for row, (feature, image_ref) in enumerate(zip(features, checked_refs(image_refs, len(features)), strict=True))
+    ]
+    return [checked(reply) for reply in await services.queues.ask_many(requests)]
 
 
 def checked_refs(image_refs: Sequence[str | None], count: int) -> Sequence[str | None]:
@@ -75,23 +80,6 @@ def checked_refs(image_refs: Sequence[str | None], count: int) -> Sequence[str |
                 f"An `image_ref` must have 1 to {MAX_IMAGE_REF} printable characters; given: {image_ref[:100]!r}."
             )
     return image_refs
-
-
-async def decide_features(
-    services: Services,
-    stream: str,
-    action: str,
-    key: str,
-    features: Sequence[bytes],
-    image_refs: Sequence[str | None] | None = None,
-) -> list[Reply]:
-    """Return the replies to features, in order."""
-    digest = digest_of(*features)
-    requests = [
-        WorkerRequest(stream, action, key, feature, digest=digest, row=row, image_ref=image_ref)
-        for row, (feature, image_ref) in enumerate(zip(features, image_refs or [None] * len(features), strict=True))
-    ]
-    return [checked(reply) for reply in await services.queues.ask_many(requests)]
 
 
 async def decide_images(
@@ -127,7 +115,7 @@ async def decide_images(
         if action != Action.OBSERVE or not may_repeat:
             return [None] * len(images)
         lookups = [WorkerRequest(stream, Action.LOOKUP, key, digest=digest, row=row) for row in range(len(images))]
-        replies = [checked(reply) for reply in await queues.ask_at_once(lookups)]
+        replies = [checked(reply) for reply in await queues.ask_many(lookups, at_once=True)]
         return [reply if reply.repeated else None for reply in replies]
 
     async def make_thumbnail(image: bytes) -> bytes:
