@@ -78,8 +78,7 @@ class Application(FastAPI):
     service: ServiceMiddleware
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request."""
-        scope["app"] = self
+        """Serve a request as a server does that calls `service` directly."""
         await self.service(scope, receive, send)
 
     async def call_routes(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,6 +133,7 @@ def application(
     handle_errors(api)
     describe(api, RULES if config.keys is not None else [])
     api.service = ServiceMiddleware(
+        api,
         api.call_routes,
         Access(keys, browser_sessions, RouteTable(RULES)),
         limits,

@@ -13,7 +13,7 @@ It is around the whole application. Among the middlewares of FastAPI, each reque
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..access.audit import AuditTrail
@@ -39,7 +39,8 @@ class ServiceMiddleware:
     """Identifies, checks, serves, audits and logs each request.
 
     Args:
-        app: the application behind it.
+        api: the application, which endpoints find in the scope.
+        app: what serves a request behind it.
         access: who may do what.
         limits: of tenants and bodies.
         audit: where requests are audited.
@@ -49,6 +50,7 @@ class ServiceMiddleware:
 
     def __init__(
         self,
+        api: FastAPI,
         app: ASGIApp,
         access: Access,
         limits: Limits,
@@ -56,6 +58,7 @@ class ServiceMiddleware:
         log: RequestLog,
         direct: Mapping[str, DirectEndpoint],
     ):
+        self._api = api
         self._app = app
         self._access = access
         self._limits = limits
@@ -99,7 +102,14 @@ class ServiceMiddleware:
         try:
             endpoint = self._direct.get(scope["state"]["route"])
             if endpoint is not None:
-                await _serve_directly(endpoint, scope, body.receive, send)
+                stream = scope["state"]["stream"]
+                scope["app"], scope["path_params"] = self._api, {"stream": stream}
+                http = JsonRequest(scope, body.receive)
+                try:
+                    response = await endpoint(stream, http)
+                except Exception as problem:
+                    response = await as_response(http, problem)
+                await response(scope, body.receive, send)
             elif scope["method"] == "HEAD":
                 await self._app({**scope, "method": "GET"}, body.receive, _without_body(send))
             else:
@@ -157,17 +167,6 @@ class _Sent:
         response = problem.response(self._scope)
         response.headers[_ID.decode()] = self._scope["state"]["request_id"]
         await response(self._scope, self._receive, self._send)
-
-
-async def _serve_directly(endpoint: DirectEndpoint, scope: Scope, receive: Receive, send: Send) -> None:
-    stream = scope["state"]["stream"]
-    scope["path_params"] = {"stream": stream}
-    http = JsonRequest(scope, receive)
-    try:
-        response = await endpoint(stream, http)
-    except Exception as problem:
-        response = await as_response(http, problem)
-    await response(scope, receive, send)
 
 
 def _without_body(send: Send) -> Send:

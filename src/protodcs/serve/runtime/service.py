@@ -12,10 +12,9 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Protocol
 
-from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from ..api.app import application
+from ..api.app import Application, application
 from ..api.class_names import NameEncoder
 from ..api.context import Services
 from ..encoder.micro_batcher import MicroBatcher
@@ -151,7 +150,7 @@ class LocalService:
             await self._webhooks.close()
             await self._worker.close()
 
-    def _application(self, encoder: BatchEncoder | None) -> FastAPI:
+    def _application(self, encoder: BatchEncoder | None) -> Application:
         config = self._config
         metrics = IngressMetrics(config.max_queued_requests)
         queues = Queues(self._peers.forward(metrics), config, metrics)
@@ -187,7 +186,7 @@ class LocalService:
 
     async def _serve_http(
         self,
-        api: FastAPI,
+        api: Application,
         listener: socket.socket,
         ready: Callable[[str], None],
         failure: "asyncio.Future[BaseException]",
@@ -198,7 +197,7 @@ class LocalService:
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, signalled.set)
         server = Server(
-            self._peers.application(api),
+            self._peers.application(api.service),
             max(1, int(_FRACTION_FOR_REQUESTS * config.drain_seconds)),
             ssl_certfile=config.tls_certificate,
             ssl_keyfile=config.tls_key,
