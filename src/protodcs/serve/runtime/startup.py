@@ -3,9 +3,9 @@
 import gc
 import sys
 
-# Objects that are made, and not deleted again, before the youngest are collected. A request makes some hundred that
-# live until its reply. With Python's default of 700, a busy process would spend a twentieth of its time on them.
-_YOUNGEST = 5_000
+# New objects after which the youngest ones are collected. A request has some hundred until its reply. With Python's
+# default of 700, a busy process would spend a twentieth of its time on garbage collections.
+_GC_THRESHOLD = 5_000
 # A thread that computes in Python lets another one run after so many seconds. Python's default is 0.005.
 _SWITCH_SECONDS = 0.0002
 
@@ -20,5 +20,5 @@ def avoid_pauses() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNGEST, *gc.get_threshold()[1:])
+    gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])
     sys.setswitchinterval(_SWITCH_SECONDS)

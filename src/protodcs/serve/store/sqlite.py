@@ -12,7 +12,6 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -29,7 +28,6 @@ from .reserve import RESERVE, Reserve
 from .schema import LAYOUT, LEASES, SQLITE
 from .transaction import Rows, Rule, Transaction, add_to_usage
 from .values import AcquiredStream, Fence, Totals
-from .wal_copier import WalCopier
 
 T = TypeVar("T")
 
@@ -40,15 +38,20 @@ _ROWS_AT_ONCE: Final = 64
 # Half of SQLite's default. A record of 512 numbers would fill a page of 4 kB by more than half. Then each page has one
 # row, and its deletion writes the pages beside it again: three times as much as with this size.
 _PAGE_BYTES: Final = 2048
-# Records that a snapshot covers are deleted in portions, because observes wait meanwhile: so many in each transaction.
+# Records that a snapshot covers are deleted in portions, because observes wait meanwhile: at least so many in each
+# transaction, and as many as rows were changed.
 _RECORDS_AT_ONCE: Final = 64
 # Unused pages go back to the disk if there are so many, and such a share of the database. So many go at once, because
 # observes wait meanwhile.
 _MIN_UNUSED: Final = 512
 _MIN_UNUSED_SHARE: Final = 0.25
 _PAGES_AT_ONCE: Final = 1000
-# Journals and logs that are trimmed use pages again. So only those go back that were unused at so many trims in a row.
-_TRIMS: Final = 120
+# Journals and logs use pages again. So only pages go back that were unused at so many trims in a row.
+_MIN_UNUSED_TRIMS: Final = 120
+# The write-ahead log is copied to the database after so many changed rows: those of some 250 observes, which are 4 MB.
+# If it reaches so many pages before that, because rows are large, SQLite copies it as part of a commit.
+_COPIED_CHANGES: Final = 1000
+_MAX_WAL_PAGES: Final = 8192
 # How often that is done in a row to get the reserve back.
 _VACUUMS_AT_ONCE: Final = 10
 # Free bytes with which writes should work again.
@@ -61,9 +64,9 @@ class _Transaction(Transaction):
     def __init__(self, database: sqlite3.Connection):
         super().__init__()
         self._database = database
-        # Pairs of keys between which records may be deleted when it is durable, and where its own deletion ended.
-        self.covered: list[tuple[int, int]] = []
-        self.deleted_until: int | None = None
+        # Ranges of keys of records to delete when it is durable, and those that it leaves of earlier transactions.
+        self.new_ranges: list[tuple[int, int]] = []
+        self.left_ranges: list[tuple[int, int]] | None = None
 
     async def rows_of_all(self, *statements: tuple[Any, ...]) -> list[Rows]:
         return [self._database.execute(statement, values).fetchall() for statement, *values in statements]
@@ -145,7 +148,6 @@ class SqliteStore(Store):
             self._commits = count_commits(self._database, self.folder) or 0
             self._marks = _open_marks(self.folder, self._commits)
             self._reserve.restore()
-            self._wal = WalCopier(_connect(self.folder))
         except (sqlite3.Error, OSError) as problem:
             os.close(self._lock)
             raise self._as_error(problem) from problem
@@ -153,8 +155,10 @@ class SqliteStore(Store):
             os.close(self._lock)
             raise
         self._wal_has_deleted = False
-        # Pairs of keys between which records are to be deleted.
-        self._covered: deque[tuple[int, int]] = deque()
+        # Ranges of keys of records that snapshots cover.
+        self._ranges_to_delete: list[tuple[int, int]] = []
+        # Rows that were changed since the write-ahead log was copied.
+        self._uncopied = 0
         # Whether streams or logs were deleted since unused pages went back to the disk, and how many were unused since.
         self._has_deleted = False
         self._unused: list[int] = []
@@ -206,6 +210,7 @@ class SqliteStore(Store):
         Space that is not used any more goes back to the disk, also that of deleted streams.
         """
         await super().trim_log(limits, now)
+        await self._delete_records_now()
         spare = await self._in_thread(self._spare_pages)
         if spare:
             while spare > 0 and await self._in_thread(self._vacuum):
@@ -244,6 +249,9 @@ class SqliteStore(Store):
 
     async def close(self) -> None:
         """Close the database, and let other processes use the folder."""
+        # If this fails, the next acquisitions of the streams do it.
+        with suppress(StoreError):
+            await self._delete_records_now()
         with self._condition:
             self._closed = True
             self._condition.notify()
@@ -276,9 +284,7 @@ class SqliteStore(Store):
                 self._empty_wal()
                 self._note_space()
             self._work([job for job in jobs if job.result.set_running_or_notify_cancel()])
-            if self._wal.is_behind:
-                self._wal.catch_up()
-        self._wal.close()
+            self._copy_wal()
         self._database.close()
         self._marks.close()
         os.close(self._lock)
@@ -323,7 +329,9 @@ class SqliteStore(Store):
         finally:
             with suppress(sqlite3.Error):
                 for _ in range(_VACUUMS_AT_ONCE):
-                    self._vacuum()
+                    with _transaction(self._database):
+                        self._vacuum()
+                    self._empty_wal()
             self._empty_wal()
             self._note_space()
 
@@ -337,8 +345,20 @@ class SqliteStore(Store):
 
     def _empty_wal(self) -> None:
         """Copy the write-ahead log to the database and empty it, unless somebody reads from it."""
-        with self._wal.paused(), suppress(sqlite3.Error):
+        with suppress(sqlite3.Error):
             self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _copy_wal(self) -> None:
+        """Copy the write-ahead log to the database, if it is time.
+
+        Nobody waits for a reply meanwhile, as they would if SQLite did it at the end of a commit. A second connection
+        could do it beside the writes, but SQLite before 3.51.3 may then lose commits.
+        """
+        if self._uncopied >= _COPIED_CHANGES:
+            self._uncopied = 0
+            # A disk that is full or fails is noticed by the next commit. Until then the log has everything.
+            with suppress(sqlite3.Error):
+                self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _pages(self) -> tuple[int, int]:
         """Return how many pages of the database are unused, and how many there are."""
@@ -351,7 +371,7 @@ class SqliteStore(Store):
         """Return how many unused pages nobody needs: those of deleted streams and logs, or those unused for long."""
         unused, _ = self._pages()
         self._unused.append(unused)
-        if not self._has_deleted and len(self._unused) < _TRIMS:
+        if not self._has_deleted and len(self._unused) < _MIN_UNUSED_TRIMS:
             return 0
         spare = unused if self._has_deleted else min(self._unused)
         self._has_deleted = False
@@ -398,20 +418,18 @@ class SqliteStore(Store):
             if changes:
                 number += 1
                 _result(lambda tx: add_to_usage(tx, 0), tx)
-                self._delete_covered(tx)
+                self._delete_portion(tx, changes)
                 self._database.execute("UPDATE commits SET number = ?", (number,))
             self._database.execute("COMMIT")
             if number != self._commits:
                 if not all(job.may_use_reserve for job in jobs):
                     self._is_full = False
                 self._commits = number
-                self._wal.committed(changes)
+                self._uncopied += changes
                 self._marks.write(Mark(number, tx.ends))
-            if tx.deleted_until is not None:
-                _, end = self._covered.popleft()
-                if tx.deleted_until < end:
-                    self._covered.appendleft((tx.deleted_until, end))
-            self._covered.extend(tx.covered)
+            if tx.left_ranges is not None:
+                self._ranges_to_delete = tx.left_ranges
+            self._ranges_to_delete += tx.new_ranges
         except BaseException as problem:
             with suppress(sqlite3.Error):
                 self._database.execute("ROLLBACK")
@@ -430,20 +448,35 @@ class SqliteStore(Store):
 
     async def _delete_records(self, tx: Transaction, first: int, end: int) -> None:
         assert isinstance(tx, _Transaction)
-        tx.covered.append((first, end))
+        tx.new_ranges.append((first, end))
 
-    def _delete_covered(self, tx: _Transaction) -> None:
-        """Delete a portion of the records that snapshots of earlier transactions cover."""
-        if not self._covered:
-            return
-        first, end = self._covered[0]
+    def _delete_portion(self, tx: _Transaction, count: int) -> None:
+        """Delete some of the records that snapshots of earlier transactions cover, about as many as `count`."""
+        left = max(count, _RECORDS_AT_ONCE)
+        ranges = self._ranges_to_delete if tx.left_ranges is None else tx.left_ranges
         chosen = "FROM records WHERE key >= ? AND key < ?"
-        next_key = self._database.execute(
-            f"SELECT key {chosen} ORDER BY key LIMIT 1 OFFSET ?", (first, end, _RECORDS_AT_ONCE)
-        ).fetchone()
-        middle = end if next_key is None else next_key[0]
-        self._database.execute(f"DELETE {chosen}", (first, middle))
-        tx.deleted_until = middle
+        for at, (first, end) in enumerate(ranges):
+            if left <= 0:
+                tx.left_ranges = ranges[at:]
+                return
+            behind = f"SELECT key {chosen} ORDER BY key LIMIT 1 OFFSET ?"
+            next_key = self._database.execute(behind, (first, end, left)).fetchone()
+            if next_key is not None:
+                self._database.execute(f"DELETE {chosen}", (first, next_key[0]))
+                tx.left_ranges = [(next_key[0], end), *ranges[at + 1 :]]
+                return
+            left -= self._database.execute(f"DELETE {chosen}", (first, end)).rowcount
+        tx.left_ranges = []
+
+    async def _delete_records_now(self) -> None:
+        """Delete all records that snapshots cover."""
+
+        async def delete(tx: Transaction) -> None:
+            assert isinstance(tx, _Transaction)
+            self._delete_portion(tx, _COPIED_CHANGES)
+
+        while self._ranges_to_delete:
+            await self._write(delete, may_use_reserve=True)
 
     @property
     def _place(self) -> str:
@@ -502,6 +535,19 @@ def new_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
+@contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[None]:
+    """Commit what is done inside as one thing."""
+    database.execute("BEGIN")
+    try:
+        yield
+    except BaseException:
+        with suppress(sqlite3.Error):
+            database.execute("ROLLBACK")
+        raise
+    database.execute("COMMIT")
+
+
 def _connect(folder: Path) -> sqlite3.Connection:
     return sqlite3.connect(
         folder / DATABASE, isolation_level=None, check_same_thread=False, cached_statements=_STATEMENTS
@@ -514,8 +560,7 @@ def _open(folder: Path) -> sqlite3.Connection:
         prepare_new(database)
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
-        # `WalCopier` does that.
-        database.execute("PRAGMA wal_autocheckpoint = 0")
+        database.execute(f"PRAGMA wal_autocheckpoint = {_MAX_WAL_PAGES}")
         if count_commits(database, folder) is None:
             # Before the tables: a database that has tables and no marks has lost them.
             CommitMarks.create(folder).close()

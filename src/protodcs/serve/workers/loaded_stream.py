@@ -49,7 +49,7 @@ class LoadedStream:
             of rows small, because small groups take longer.
         in_use: held while `live` is read or changed, because that may happen in a thread.
         notice_maker: finds what webhooks tell of the stream.
-        changing: what changes of `live` are made in.
+        changing: a context manager for every change to `live`.
     """
 
     live: LiveStream
