@@ -112,7 +112,7 @@ class Membership:
         self._owner = owner
         self._lease = config.lease_seconds
         # How long the database may take to answer.
-        self._patience = _START_SECONDS
+        self._timeout = _START_SECONDS
         # What statements get.
         self._values: dict[str, Any] = {
             "name": owner.name,
@@ -171,7 +171,7 @@ class Membership:
                 )
             await connection.execute(_JOIN, self._values)
         await self._beat()
-        self._joined, self._patience = True, self._lease
+        self._joined, self._timeout = True, self._lease
         self._beating = asyncio.create_task(self._beat_forever())
 
     async def leave(self) -> None:
@@ -300,8 +300,8 @@ class Membership:
             timer = None
             try:
                 if self._connection is None:
-                    self._connection = await asyncio.wait_for(self._connect(), self._patience)
-                timer = asyncio.get_running_loop().call_later(self._patience, cut, self._connection)
+                    self._connection = await asyncio.wait_for(self._connect(), self._timeout)
+                timer = asyncio.get_running_loop().call_later(self._timeout, cut, self._connection)
                 yield self._connection
             except BaseException as problem:
                 await self._disconnect()

@@ -48,9 +48,10 @@ _MIN_UNUSED_SHARE: Final = 0.25
 _PAGES_AT_ONCE: Final = 1000
 # Journals and logs use pages again. So only pages go back that were unused at so many trims in a row.
 _MIN_UNUSED_TRIMS: Final = 120
-# The write-ahead log is copied to the database after so many changed rows: those of some 250 observes, which are 4 MB.
-# If it reaches so many pages before that, because rows are large, SQLite copies it as part of a commit.
-_COPIED_CHANGES: Final = 1000
+# The write-ahead log is copied to the database after so many changed rows: those of some 150 observes, which are 2 MB.
+# With more, commits wait longer for it. If it reaches so many pages before that, because rows are large, SQLite copies
+# it as part of a commit.
+_COPIED_CHANGES: Final = 600
 _MAX_WAL_PAGES: Final = 8192
 # How often that is done in a row to get the reserve back.
 _VACUUMS_AT_ONCE: Final = 10
@@ -473,7 +474,7 @@ class SqliteStore(Store):
 
         async def delete(tx: Transaction) -> None:
             assert isinstance(tx, _Transaction)
-            self._delete_portion(tx, _COPIED_CHANGES)
+            self._delete_portion(tx, 10 * _RECORDS_AT_ONCE)
 
         while self._ranges_to_delete:
             await self._write(delete, may_use_reserve=True)
