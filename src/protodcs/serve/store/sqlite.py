@@ -171,9 +171,9 @@ class SqliteStore(Store):
 
     async def totals(self) -> Totals:
         """Return how many streams there are and how many bytes they, their logs and the files use."""
+        found = await super().totals()
         files = sum(file.stat().st_size for file in self.folder.iterdir() if file.name != RESERVE)
         disk = shutil.disk_usage(self.folder)
-        found = await super().totals()
         return found._replace(file_bytes=files, free_bytes=disk.free, disk_bytes=disk.total)
 
     async def delete(self, stream: str, fence: Fence) -> None:
