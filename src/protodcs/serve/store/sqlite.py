@@ -331,7 +331,8 @@ class SqliteStore(Store):
             with suppress(sqlite3.Error):
                 for _ in range(_VACUUMS_AT_ONCE):
                     with _transaction(self._database):
-                        self._vacuum()
+                        if not self._vacuum():
+                            break
                     self._empty_wal()
             self._empty_wal()
             self._note_space()
